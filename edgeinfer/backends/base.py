@@ -1,0 +1,95 @@
+"""The contract between the scheduler and whatever runs a model. A backend is loaded once, runs steps, and forgets sequences when told to.
+
+`load_backend` is the one place that knows the backends' names. Backends import their libraries lazily, so that this module costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edgeinfer.core.errors import BackendUnavailableError
+from edgeinfer.core.memory_plan import MemoryPlan
+from edgeinfer.core.steps import Step, StepOutputs
+
+BACKENDS = ("numba", "llamacpp", "fake")
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the engine asks of a backend. None means: the backend's own choice, which it reports."""
+
+    context: int  # tokens a sequence may hold
+    threads: int | None = None
+    cache_tokens: int | None = None  # tokens that all sequences together may hold; default: decided by the memory plan
+    maximum_step_rows: int = 512  # rows of a step (the chunk of a prefill)
+    maximum_sequences: int = 32
+    instruction_set: str | None = None  # a level's name, to force it
+    cache_type: str = "f16"  # "f16" | "f32"
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """A cache group that the scheduler must hand out pages for."""
+
+    name: str
+    page_size: int  # tokens
+    pages: int
+    window: int  # 0: positions live as long as the sequence; w: positions more than w behind may be released
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend promises. Declared here, tested by the contract suite."""
+
+    uses_block_tables: bool  # False: keeps its own cache by sequence id
+    cache_groups: tuple[CacheGroup, ...]
+    bit_exact_batches: bool  # the same bits whatever shares the step
+    bit_exact_chunks: bool
+    vocabulary: int
+    context: int
+    maximum_step_rows: int
+    maximum_sequences: int
+    threads: int
+    description: str  # one line for a person: instruction set, version
+
+
+class Backend(Protocol):
+    """`step` is called by one thread at a time. After `close` only `close` may be called."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def memory_plan(self) -> MemoryPlan: ...
+
+    def step(self, step: Step) -> StepOutputs:
+        """Runs one forward pass. Raises NonFiniteError if a requested output is not finite."""
+        ...
+
+    def release(self, sequence_ids: Sequence[int]) -> None:
+        """These sequences have ended or were preempted; nothing of them is needed any more."""
+        ...
+
+    def close(self) -> None:
+        """Gives back memory and threads. Idempotent."""
+        ...
+
+
+def load_backend(name: str, model: Path, options: BackendOptions) -> Backend:
+    """Loads `model` on the backend `name`; raises BackendUnavailableError for an unknown or missing one, or the model's own errors."""
+    if name == "numba":
+        from edgeinfer.backends.numba.backend import NumbaBackend
+
+        return NumbaBackend.load(model, options)
+    if name == "llamacpp":
+        from edgeinfer.backends.llamacpp import LlamaCppBackend
+
+        return LlamaCppBackend.load(model, options)
+    if name == "fake":
+        from edgeinfer.backends.fake import FakeBackend
+
+        return FakeBackend.load(model, options)
+    raise BackendUnavailableError(f"there is no backend named {name!r}; choose one of {', '.join(BACKENDS)}")

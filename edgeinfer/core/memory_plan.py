@@ -1,0 +1,64 @@
+"""The memory plan: what loading and running a model will take, by part, against what is available. Backends make it before they load; faces show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeinfer.core.errors import MemoryPlanError
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by part. `peak_while_packing` is what loading needs beyond the weights for a moment. `mapped` is file-backed and can be reclaimed."""
+
+    weights: int
+    cache: int
+    arena: int
+    process: int  # interpreter, libraries, compiled kernels: measured, not guessed per model
+    peak_while_packing: int
+    mapped: int
+    available: int
+    available_reason: str  # what set the limit: MemAvailable, a cgroup, RLIMIT_AS
+
+    @property
+    def resident(self) -> int:
+        """Anonymous bytes while running."""
+        return self.weights + self.cache + self.arena + self.process
+
+    @property
+    def peak(self) -> int:
+        """The larger of loading (no cache touched yet) and running."""
+        return max(self.resident, self.weights + self.process + self.peak_while_packing)
+
+    def rows(self) -> list[tuple[str, int]]:
+        """(label, bytes) for a table."""
+        return [
+            ("weights", self.weights),
+            ("KV cache", self.cache),
+            ("arena", self.arena),
+            ("process", self.process),
+            ("peak while packing", self.peak_while_packing),
+            ("file-mapped (reclaimable)", self.mapped),
+            ("needed at most", self.peak),
+            (f"available ({self.available_reason})", self.available),
+        ]
+
+    def check(self, model: str, context: int) -> None:
+        """Raises MemoryPlanError with the numbers and the remedies if the model cannot fit."""
+        if self.peak <= self.available:
+            return
+        remedies = []
+        if self.peak - self.cache <= self.available and self.cache:
+            fitting = int(context * max(0.0, (self.available - (self.peak - self.cache)) / self.cache))
+            remedies.append(f"a smaller context (about {fitting} tokens would fit: --context {fitting})")
+        remedies += ["a smaller quantization of the model", "a smaller model", "more memory or a higher limit"]
+        raise MemoryPlanError(
+            f"{model} needs {megabytes(self.peak)} (weights {megabytes(self.weights)}, KV cache of {context} tokens {megabytes(self.cache)}, arena "
+            f"{megabytes(self.arena)}, process {megabytes(self.process)}, while packing {megabytes(self.peak_while_packing)}), but only "
+            f"{megabytes(self.available)} are available ({self.available_reason}); nothing was loaded. What helps: {'; '.join(remedies)}"
+        )
+
+
+def megabytes(count: int) -> str:
+    """Bytes as a person reads them: decimal megabytes."""
+    return f"{count / 1e6:,.0f} MB"

@@ -1,0 +1,63 @@
+"""The step record: one forward pass over tokens of any number of sequences. The scheduler fills it, a backend runs it; frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAXIMUM_OUTPUT_ROWS = 64
+"""Rows of a step that may ask for an output: 64 rows of 262,144 float32 logits are 67 MB."""
+
+
+class OutputKind(IntEnum):
+    """What a row of a step gives back."""
+
+    NONE = 0
+    LOGITS = 1
+    HIDDEN = 2
+    POOLED = 3
+
+
+@dataclass(frozen=True)
+class SequenceTable:
+    """A sequence of the step: its id (stable while it lives) and, per cache group, the page ids that hold its positions in order.
+
+    `pages[group]` is int32[pages]; position p lies in page pages[group][p // page_size] at p % page_size. Backends that keep their own cache use the id.
+    `start` is the first position that this step computes: a backend with its own cache forgets what it holds from there on.
+    """
+
+    sequence_id: int
+    start: int
+    pages: tuple[NDArray[np.int32], ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows of a forward pass; the rows of one sequence are consecutive and in ascending slot order.
+
+    All arrays have one entry per row. `sequence` indexes `sequences`. `slots` are positions in the sequence's cache; `rope_positions` are a separate input.
+    `adapters` is reserved (0: none). `outputs` holds OutputKind; at most MAXIMUM_OUTPUT_ROWS rows are not NONE.
+    """
+
+    token_ids: NDArray[np.int32]
+    sequence: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    rope_positions: NDArray[np.int32]
+    adapters: NDArray[np.int32]
+    outputs: NDArray[np.uint8]
+    sequences: tuple[SequenceTable, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order. Valid until the next step."""
+
+    logits: NDArray[np.float32]
+    rows: NDArray[np.int32]
