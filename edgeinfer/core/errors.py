@@ -21,7 +21,7 @@ class ModelFileError(EdgeInferError):
 
 
 class UnsupportedModelError(EdgeInferError):
-    """A well-formed file that asks for something edgeinfer does not have: an architecture, a quantization type, a metadata key that changes the result."""
+    """A well-formed file that asks for what edgeinfer lacks: an architecture, a quantization type, a metadata key that changes the result."""
 
     exit_code = 2
 

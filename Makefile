@@ -1,0 +1,59 @@
+# make run       a virtual environment, the install, the default model, and a streamed answer from it
+# make test      everything the tests need, then all tests
+# make lint      ruff and mypy
+# The other targets are described where they are defined. PYTHON chooses the interpreter of the virtual environment (3.11 or newer).
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2-135m
+PROMPT ?= The capital of France is
+PYTEST_ARGUMENTS ?=
+export PYTHON
+
+.PHONY: help run install environment test prepare-tests test-only lint bench verify campaign test-arm64 readme clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+install:
+	@tools/install.sh
+
+environment:
+	@tools/install.sh dev
+
+run:
+	@tools/first_run.sh "$(MODEL)" "$(PROMPT)"
+
+# make prepare-tests   development tools, llama-cpp-python where a C++ compiler exists, its vocabularies, the real models
+prepare-tests: environment
+	@tools/prepare_tests.sh
+
+test: prepare-tests test-only
+
+# make test-only       the tests with whatever is there
+test-only:
+	@tools/run_tests.sh $(PYTEST_ARGUMENTS)
+
+lint: environment
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# make bench           speed on the real models, beside llama.cpp
+bench: prepare-tests
+	@for model in smollm2-135m gemma-3-270m qwen2.5-coder-0.5b; do $(BIN)/edgeinfer bench $$model || exit $$?; done
+
+# make verify          the real models against llama.cpp and the reference
+verify: prepare-tests
+	@for model in smollm2-135m gemma-3-270m qwen2.5-coder-0.5b; do $(BIN)/edgeinfer verify $$model || exit $$?; done
+
+# make campaign        long fuzzing and soak runs; the tests run a seeded hundredth of them
+campaign: prepare-tests
+	@EDGEINFER_FUZZ_SCALE=$${EDGEINFER_FUZZ_SCALE:-100} tools/run_tests.sh -m "not llamacpp or llamacpp" -k "fuzz or soak or hostile or random"
+
+# make readme          write the generated tables of README.md anew
+readme: install
+	@$(BIN)/python -m tools.readme_tables --write
+
+clean:
+	rm -rf .venv .cache build dist .pytest_cache .mypy_cache .ruff_cache

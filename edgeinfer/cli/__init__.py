@@ -1,0 +1,1 @@
+"""The command line: one module per command. Nothing but the entry point imports this package, and it imports nothing heavy at module level."""

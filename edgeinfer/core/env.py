@@ -1,0 +1,51 @@
+"""The environment variables that edgeinfer reads, in one table. Every layer reads them through `value`; `edgeinfer doctor` prints the table.
+
+A variable that is not in the table does not exist: `value` refuses to read it, so that the table cannot be incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgeinfer.core.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, what it is for, and what holds when it is not set."""
+
+    name: str
+    purpose: str
+    default: str
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("EDGEINFER_HOME", "folder that holds pulled models", "edgeinfer in the user's cache folder"),
+    Variable("EDGEINFER_CACHE", "folder that holds compiled kernels; `none` keeps them in memory only", "kernels in EDGEINFER_HOME"),
+    Variable("EDGEINFER_ISA", "instruction-set level of the kernels, instead of the best one that this processor has", "detected"),
+    Variable("EDGEINFER_THREADS", "number of worker threads, instead of the number of usable cores", "detected"),
+    Variable("EDGEINFER_FUZZ_SCALE", "tests only: how many percent of a full fuzzing campaign to run", "1"),
+    Variable("EDGEINFER_LLAMACPP_MODELS", "tests only: folder vendor/llama.cpp/models of llama-cpp-python's source archive", "unpacked by make test"),
+)
+
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+
+
+def value(name: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """The value of a variable of the table, or None when it is unset or empty. Raises KeyError for a name that the table lacks."""
+    if name not in _BY_NAME:
+        raise KeyError(f"{name} is not in the table of environment variables (edgeinfer/core/env.py)")
+    found = (os.environ if environment is None else environment).get(name, "")
+    return found or None
+
+
+def positive_integer(name: str, environment: Mapping[str, str] | None = None) -> int | None:
+    """The value of a variable as a whole number of at least 1, or None when unset. Raises InvalidRequestError for anything else."""
+    text = value(name, environment)
+    if text is None:
+        return None
+    if not text.strip().isascii() or not text.strip().isdigit() or int(text) < 1:
+        raise InvalidRequestError(f"environment variable {name} is {text!r}, but must be a whole number of at least 1; correct or unset it")
+    return int(text)

@@ -1,0 +1,48 @@
+"""Where files that outlive a run are kept: pulled models and compiled kernels. Anyone may import this module; it creates nothing on its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgeinfer.core import env
+
+
+def home_path(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of all that edgeinfer keeps: EDGEINFER_HOME, else `edgeinfer` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache).
+
+    A user without a home folder (a service account, HOME unset or a relative path) gets a folder of its own under the temporary folder.
+    """
+    environment = os.environ if environment is None else environment
+    given = env.value("EDGEINFER_HOME", environment)
+    if given is not None:
+        return Path(given).expanduser().absolute()
+    cache = environment.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache):  # the XDG specification: a relative path is to be ignored
+        return Path(cache) / "edgeinfer"
+    user_home = environment.get("HOME", "")
+    if os.path.isabs(user_home):
+        return Path(user_home) / ".cache" / "edgeinfer"
+    return Path(tempfile.gettempdir()) / f"edgeinfer-{os.getuid()}"
+
+
+def models_path(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of pulled models."""
+    return home_path(environment) / "models"
+
+
+def model_file(name: str, environment: Mapping[str, str] | None = None) -> Path:
+    """The GGUF file of the card `name`, whether or not it has been pulled."""
+    return models_path(environment) / f"{name}.gguf"
+
+
+def kernel_cache_path(environment: Mapping[str, str] | None = None) -> Path | None:
+    """The folder of compiled kernels (EDGEINFER_CACHE, else `kernels` in the home), or None when EDGEINFER_CACHE is `none`: memory only."""
+    given = env.value("EDGEINFER_CACHE", environment)
+    if given is None:
+        return home_path(environment) / "kernels"
+    if given == "none":
+        return None
+    return Path(given).expanduser().absolute()

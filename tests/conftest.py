@@ -1,0 +1,39 @@
+"""Fixtures and rules for every test: real files, what is left out and why, and no network.
+
+`model_path` and `llamacpp_models` exist twice, as plain functions (from tests.conftest import model_path) for modules that build parameter lists,
+and as fixtures of the same names that return those functions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.real_files import llamacpp_models, model_path
+
+__all__ = ["llamacpp_models", "model_path"]
+
+
+@pytest.fixture(name="model_path")
+def model_path_fixture() -> Callable[[str], Path]:
+    """The function `model_path(name)`."""
+    return model_path
+
+
+@pytest.fixture(name="llamacpp_models")
+def llamacpp_models_fixture() -> Callable[[], Path]:
+    """The function `llamacpp_models()`."""
+    return llamacpp_models
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs llama-cpp-python where it is not installed (there is no ready-made package of it, and building needs a C++ compiler)."""
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return
+    missing = pytest.mark.skip(reason="llama-cpp-python is not installed (needs a C++ compiler): `make test` builds it")
+    for item in items:
+        if item.get_closest_marker("llamacpp") is not None:
+            item.add_marker(missing)

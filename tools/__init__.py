@@ -1,0 +1,1 @@
+"""Scripts for working on edgeinfer. Nothing in the package imports them."""
