@@ -1,0 +1,18 @@
+"""Text from strangers (file names, tensor names, metadata keys) made safe to print: in messages, on terminals, in C locales. Anyone may call it."""
+
+from __future__ import annotations
+
+import os
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """The text with control characters and undecodable bytes as backslash escapes, cut to `limit` characters with an ellipsis."""
+    shown = text if len(text) <= limit else text[:limit] + "..."
+    if shown.isprintable():
+        return shown
+    return "".join(character if character.isprintable() else character.encode("unicode_escape").decode("ascii") for character in shown)
+
+
+def printable_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """A path as text that any UTF-8 stream can print: bytes that are no UTF-8 appear as backslash escapes."""
+    return printable(os.fsdecode(path), limit=4096)
