@@ -1,0 +1,52 @@
+"""What several kernels share: shares of work, float operands, the layout of quantized activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels_numba.executor.step import OUTPUTS, ROWS
+from kernels_numba.simd.function import kernel_function
+
+# Activations of a linear op with quantized weights are int8 with one scale per 32 values. They are kept in tiles of `tile_width` tokens: for each tile and
+# each group of 32 columns one block of 48 * tile_width bytes
+#     int8 codes[tile_width][32] | float32 scale[tile_width] | float32 scale * sum(codes)[tile_width]
+#     | int32 sum(codes[0:16])[tile_width] | int32 sum(codes[16:32])[tile_width]
+# blocks of a tile follow each other in ascending groups, tiles follow each other. Tokens beyond the last are zero.
+GROUP = 32
+BLOCK_BYTES_PER_TOKEN = 48
+
+
+@kernel_function
+def word(simd: Any, operands: int, index: int) -> int:
+    """Operand number `index` as an integer."""
+    return simd.load_i64(operands + 8 * index)
+
+
+@kernel_function
+def float_word(simd: Any, operands: int, index: int) -> Any:
+    """Operand number `index` as a float32, whose bits are the word's low half."""
+    return simd.load_f32(operands + 8 * index)
+
+
+@kernel_function
+def row_count(simd: Any, step: int, per_output: int) -> int:
+    """Rows of a value: one per requested output if `per_output`, else one per token."""
+    if per_output != 0:
+        return simd.load_i64(step + OUTPUTS)
+    return simd.load_i64(step + ROWS)
+
+
+@kernel_function
+def share_start(simd: Any, units: int, worker: int, workers: int) -> int:
+    """The first of a worker's contiguous share of `units`; the share ends where the next worker's starts."""
+    return units * worker // workers
+
+
+@kernel_function
+def tile_width(simd: Any, rows: int) -> int:
+    """Tokens in a tile of quantized activations, by the number of rows: 1, 4 or 16."""
+    if rows == 1:
+        return 1
+    if rows <= 8:
+        return 4
+    return 16

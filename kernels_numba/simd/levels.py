@@ -1,0 +1,51 @@
+"""Instruction-set levels: what an object file of a kernel is compiled for, and which levels a machine can run. Free of Numba and llvmlite.
+
+A level names a vocabulary (`targets/TARGET.py`) and a target machine of LLVM. Objects of a level run on every CPU that has the level's features, so the
+level, not the CPU's name, is the key of the kernel store. `EDGEINFER_ISA` (read by the engine, not here) forces one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Level:
+    """`features` must all be among the machine's (names as in /proc/cpuinfo on x86, HWCAP names on arm64)."""
+
+    name: str
+    architecture: str  # "x86_64" | "aarch64"
+    target: str  # module in kernels_numba.simd.targets
+    cpu: str  # LLVM's name
+    llvm_features: str
+    features: frozenset[str]
+
+
+def _level(name: str, architecture: str, target: str, cpu: str, llvm_features: str, features: str) -> Level:
+    return Level(name, architecture, target, cpu, llvm_features, frozenset(features.split()))
+
+
+LEVELS: tuple[Level, ...] = (
+    # best first within an architecture
+    _level(
+        "x86_avx512vnni", "x86_64", "x86_avx512vnni", "icelake-server", "+prefer-256-bit,-prefer-256-bit",
+        "avx512f avx512bw avx512vl avx512dq avx512_vnni avx2 fma f16c bmi2",
+    ),
+    _level("x86_avx2", "x86_64", "x86_avx2", "haswell", "", "avx2 fma f16c bmi2"),
+    _level("x86_portable", "x86_64", "portable", "x86-64", "", ""),
+    _level("arm_dotprod", "aarch64", "arm_dotprod", "cortex-a76", "", "asimd asimddp"),
+    _level("arm_neon", "aarch64", "arm_neon", "cortex-a72", "", "asimd"),
+)
+
+
+def level_by_name(name: str) -> Level:
+    """Raises KeyError, naming the known ones, for an unknown level."""
+    for level in LEVELS:
+        if level.name == name:
+            return level
+    raise KeyError(f"no instruction-set level {name!r}; known: {', '.join(level.name for level in LEVELS)}")
+
+
+def usable_levels(architecture: str, features: frozenset[str]) -> list[Level]:
+    """The levels that a machine with these features can run, best first."""
+    return [level for level in LEVELS if level.architecture == architecture and level.features <= features]
