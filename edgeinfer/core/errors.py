@@ -26,6 +26,10 @@ class UnsupportedModelError(EdgeInferError):
     exit_code = 2
 
 
+class ArchitectureFileError(EdgeInferError):
+    """An architecture file (models/architectures/NAME.toml) has an unknown key, a wrong type or a value that the decoder has no meaning for."""
+
+
 class TokenizerError(UnsupportedModelError):
     """The vocabulary is inconsistent, or needs a tokenizer or pre-tokenizer that edgeinfer does not know."""
 

@@ -23,10 +23,10 @@ OPERATIONS: Mapping[str, str] = MappingProxyType(
         "`linear_factor` (frequency divisor, 1.0), `frequency_factors` (weight name of divisors per pair, or None).",
         "rms_norm": "(x; weight) -> h. x / sqrt(mean(x^2) + epsilon) * weight over segments of `segment` columns (the whole width, or a head).",
         "linear": "(h [, residual]; weight [, bias]) -> y = h @ weight.T + bias + residual. Attributes `has_bias`, `has_residual`.",
-        "rope": "(x, t) -> y. Rotates pairs of each head; `pairing` is `halves` (i with i + pairs: NEOX) or `neighbours` (2i with 2i + 1); `heads`, `head_size`, "
-        "`pairs` (2 * pairs <= head_size; the rest passes through).",
-        "attention": "(q, k, v) -> a. Appends k and v to cache store `store`, then causal softmax(q k^T * scale) v over the cached positions; `heads`, `kv_heads`, "
-        "`head_size`, `value_size`, `scale`, `window` (0: all; w: position p sees p-w+1 .. p), `softcap` (0.0: none; else cap * tanh(score / cap)).",
+        "rope": "(x, t) -> y. Rotates pairs of each head; `pairing` is `halves` (i with i + pairs: NEOX) or `neighbours` (2i with 2i + 1); "
+        "`heads`, `head_size`, `pairs` (2 * pairs <= head_size; the rest passes through).",
+        "attention": "(q, k, v) -> a. Appends k and v to cache store `store`, then causal softmax(q k^T * scale) v over the cached positions; "
+        "`heads`, `kv_heads`, `head_size`, `value_size`, `scale`, `window` (0: all; w: position p sees p-w+1 .. p), `softcap` (0.0: none; else cap * tanh(score / cap)).",
         "activation": "(gate, up) -> m = f(gate) * up, or (x) -> f(x); `function` is `silu`, `gelu_tanh`, `gelu_erf`, `relu_squared`.",
         "add": "(x, y) -> x + y.",
         "scale": "(x) -> x * `factor`.",
@@ -89,7 +89,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """A forward pass. The value named `logits` (one row per requested output) is the result; `hidden` names the final normed state before the head."""
+    """A forward pass. The value named `logits` (one row per requested output) is the result; `hidden` names the final normed state."""
 
     architecture: str
     operations: tuple[Operation, ...]
