@@ -1,0 +1,134 @@
+"""What every command shares: streams that cannot fail on a character, errors as one line with an exit code, progress on a terminal only.
+
+Standard output carries a command's result and nothing else; everything a person only wants to watch goes to standard error.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def prepare_streams() -> None:
+    """Make printing safe in every locale: a character that the terminal's encoding lacks is printed as an escape, never an exception."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person is watching a stream."""
+    return stream is not None and stream.isatty()
+
+
+def note(text: str) -> None:
+    """One line to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_error(error: object) -> None:
+    """`edgeinfer: error: ...` on one line of standard error."""
+    note("edgeinfer: error: " + " ".join(str(error).splitlines()))
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on one line of standard output, in ASCII, so that no locale can spoil it. NaN is no JSON and raises ValueError."""
+    print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that ends with one line and an exit code instead of a traceback: for our own errors, Ctrl-C and a reader that went away."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+            sys.stdout.flush()
+        except EdgeInferError as error:
+            print_error(error)
+            raise SystemExit(error.exit_code) from None
+        except KeyboardInterrupt:
+            note("")
+            raise SystemExit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # what is still buffered has no reader: without this the interpreter complains when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(BROKEN_PIPE) from None
+
+    return run
+
+
+def text_argument(name: str, text: str) -> str:
+    """An argument as text. In a locale without UTF-8 Python hands over undecoded bytes in disguise; they are decoded here.
+
+    Raises InvalidRequestError when the bytes are not UTF-8: such a prompt would have no token ids.
+    """
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
+        raise InvalidRequestError(f"{name} is not valid UTF-8 (byte {getattr(error, 'start', 0)}); pass UTF-8 text") from error
+
+
+class ProgressReporter:
+    """Shows how far a pull is: a bar on a terminal, otherwise only the lines of `say`. A context manager."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: Progress | None = None
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> ProgressReporter:
+        if is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """One line about what happens now."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            note(text)
+
+    def progress(self, activity: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of an activity."""
+        if activity not in self._tasks:
+            if self._bar is None:
+                note(f"{activity} {self._label} ({total / 1e6:,.0f} MB)")
+                self._tasks[activity] = None
+            else:
+                self._tasks[activity] = self._bar.add_task(f"{activity} {self._label}", total=total)
+        if self._bar is not None:
+            self._bar.update(self._tasks[activity], completed=done)
+
+
+def megabytes(count: int) -> str:
+    """Bytes as a person reads them: decimal megabytes."""
+    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table on standard output: columns in line, no colours, so that it can be cut and read by programs."""
+    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
+    for line in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
