@@ -26,7 +26,8 @@ OPERATIONS: Mapping[str, str] = MappingProxyType(
         "rope": "(x, t) -> y. Rotates pairs of each head; `pairing` is `halves` (i with i + pairs: NEOX) or `neighbours` (2i with 2i + 1); "
         "`heads`, `head_size`, `pairs` (2 * pairs <= head_size; the rest passes through).",
         "attention": "(q, k, v) -> a. Appends k and v to cache store `store`, then causal softmax(q k^T * scale) v over the cached positions; "
-        "`heads`, `kv_heads`, `head_size`, `value_size`, `scale`, `window` (0: all; w: position p sees p-w+1 .. p), `softcap` (0.0: none; else cap * tanh(score / cap)).",
+        "`heads`, `kv_heads`, `head_size`, `value_size`, `scale`, `window` (0: all; w: position p sees p-w+1 .. p), "
+        "`softcap` (0.0: none; else cap * tanh(score / cap)).",
         "activation": "(gate, up) -> m = f(gate) * up, or (x) -> f(x); `function` is `silu`, `gelu_tanh`, `gelu_erf`, `relu_squared`.",
         "add": "(x, y) -> x + y.",
         "scale": "(x) -> x * `factor`.",
