@@ -1,0 +1,1 @@
+"""What tests of several layers share: tiny models and vocabularies written on the fly."""
