@@ -217,7 +217,7 @@ def _statistics(path: Path) -> dict[str, int]:
 
 
 def _cgroup_memory(root: Path) -> Iterator[Limit]:
-    """What every control group on the way to the top still leaves. Page cache is not counted as used: the kernel drops it before it refuses memory."""
+    """What every control group on the way to the top still leaves. Page cache counts as free: the kernel drops it before it refuses memory."""
     for folder, version in _cgroup_folders(root, "memory"):
         files, usage, prefix = ["memory.max", "memory.high"], "memory.current", ""
         if version == 1:
@@ -270,10 +270,6 @@ def page_size() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
-X86_INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx_vnni")
-"""The names that `instruction_sets` can return on x86-64, spelled as in /proc/cpuinfo."""
-ARM_INSTRUCTION_SETS = ("neon", "dotprod", "i8mm")
-"""The names that `instruction_sets` can return on arm64; every such processor has "neon"."""
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 _HWCAP_ASIMDDP = 1 << 20
 _HWCAP2_I8MM = 1 << 13
@@ -293,17 +289,18 @@ def auxiliary_value(kind: int) -> int:
 
 
 def instruction_sets(root: Path = _ROOT, machine: str | None = None, hwcap: tuple[int, int] | None = None) -> frozenset[str]:
-    """What every processor of this machine can execute: names of X86_INSTRUCTION_SETS or ARM_INSTRUCTION_SETS, empty for other machines.
+    """What every processor of this machine can execute; empty for machines other than x86-64 and arm64.
 
-    On arm64 the truth is the auxiliary vector (`hwcap` is AT_HWCAP, AT_HWCAP2), not the name of the core.
+    On x86-64 all flags of /proc/cpuinfo ("avx2", "avx512_vnni" ...). On arm64 "asimd", "asimddp" (dot products) and "i8mm" from the auxiliary vector
+    (`hwcap` is AT_HWCAP, AT_HWCAP2): neither the core's name nor what LLVM detects says whether it has the last two.
     """
     machine = (machine or platform.machine()).lower()
     if machine in ("x86_64", "amd64"):
         flags = [set(line.split()) for line in re.findall(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)]
-        return frozenset(X86_INSTRUCTION_SETS).intersection(*flags) if flags else frozenset()
+        return frozenset(set.intersection(*flags)) if flags else frozenset()
     if machine in ("aarch64", "arm64"):
         first, second = hwcap or (auxiliary_value(_AT_HWCAP), auxiliary_value(_AT_HWCAP2))
-        return frozenset({"neon"} | ({"dotprod"} if first & _HWCAP_ASIMDDP else set()) | ({"i8mm"} if second & _HWCAP2_I8MM else set()))
+        return frozenset({"asimd"} | ({"asimddp"} if first & _HWCAP_ASIMDDP else set()) | ({"i8mm"} if second & _HWCAP2_I8MM else set()))
     return frozenset()
 
 

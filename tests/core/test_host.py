@@ -278,13 +278,13 @@ def test_no_proc_falls_back_to_physical_memory(tmp_path: Path) -> None:
 def test_x86_instruction_sets_are_those_of_every_processor(tmp_path: Path) -> None:
     processors = "processor : 0\nflags\t\t: fpu avx2 fma f16c avx512f avx512_vnni\n\nprocessor : 1\nflags\t\t: fpu fma avx2 avx_vnni"
     write(tmp_path, {"proc/cpuinfo": processors})
-    assert host.instruction_sets(tmp_path, "x86_64") == {"avx2", "fma"}
+    assert host.instruction_sets(tmp_path, "x86_64") == {"fpu", "avx2", "fma"}
     assert host.instruction_sets(tmp_path / "none", "x86_64") == frozenset()
 
 
 @pytest.mark.parametrize(
     ("hwcap", "expected"),
-    [((0, 0), {"neon"}), ((1 << 20, 0), {"neon", "dotprod"}), ((1 << 20, 1 << 13), {"neon", "dotprod", "i8mm"}), ((1 << 13, 1 << 20), {"neon"})],
+    [((0, 0), {"asimd"}), ((1 << 20, 0), {"asimd", "asimddp"}), ((1 << 20, 1 << 13), {"asimd", "asimddp", "i8mm"}), ((1 << 13, 1 << 20), {"asimd"})],
 )
 def test_arm_instruction_sets_come_from_the_auxiliary_vector(tmp_path: Path, hwcap: tuple[int, int], expected: set[str]) -> None:
     assert host.instruction_sets(tmp_path, "aarch64", hwcap) == expected
