@@ -1,0 +1,8 @@
+"""Choosing the next token from logits: pure transforms, a counter-based random generator and the sampler that joins them. Used by the engine.
+
+Everything here gives the same bits on every machine: only comparisons and elementwise IEEE operations, sums in a fixed order, own exponential.
+"""
+
+from edgeinfer.sampling.sampler import Sampler, fresh_seed
+
+__all__ = ["Sampler", "fresh_seed"]

@@ -1,0 +1,340 @@
+"""One loop for everything: each sequence has computed tokens that chase its known tokens, and a step spends a budget of rows on whoever is behind.
+
+There is no prefill phase and no decode phase. Chunked prefill, joining and leaving between steps, prefix hits and resuming after a preemption follow from
+it. The engine's thread is the only caller; tests call it directly over the fake backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.backends.base import Backend
+from edgeinfer.core.errors import ContextLengthError, NonFiniteError
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, SequenceTable, Step
+from edgeinfer.kvcache.blocks import PagePool
+from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
+from edgeinfer.scheduler.sequence import PageTable, Sequence
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one sequence in a step: positions from `start` to before `end`; those from `first_output` on deliver logits."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    first_output: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def outputs(self) -> int:
+        return max(0, self.end - self.first_output)
+
+
+@dataclass(frozen=True)
+class SchedulerState:
+    """A snapshot for people and tests. Pages by cache group."""
+
+    running: int
+    waiting: int
+    steps: int
+    preemptions: int
+    pages_used: dict[str, int]
+    pages_total: dict[str, int]
+
+
+class Scheduler:
+    """Continuous batching with paged admission, preemption by recomputation and prefix reuse.
+
+    Older sequences go before younger ones: when pages run out, the youngest is preempted and computed again later, which gives the same tokens. So the
+    oldest always gets on, and because no sequence may be larger than the pool (see `context`), every sequence ends.
+    """
+
+    def __init__(self, backend: Backend, prefix_reuse: bool = True) -> None:
+        capabilities = backend.capabilities
+        self._backend = backend
+        self._capabilities = capabilities
+        self._groups = capabilities.cache_groups
+        self._pools = tuple(PagePool(group.name, group.pages, group.page_size) for group in self._groups)
+        self._windows = tuple(group.window for group in self._groups)
+        self._running: list[Sequence] = []  # by age
+        self._waiting: list[Sequence] = []  # by age
+        self._steps = 0
+        self._preemptions = 0
+        page_sizes = {group.page_size for group in self._groups}
+        # A hit must give the same bits as computing, and one hash chain serves all groups: both are conditions of reuse.
+        self._reuses_prefixes = prefix_reuse and capabilities.uses_block_tables and capabilities.bit_exact_chunks and len(page_sizes) == 1
+        self.context = min([capabilities.context, *(self._group_context(pool, window) for pool, window in zip(self._pools, self._windows, strict=True))])
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def state(self) -> SchedulerState:
+        return SchedulerState(
+            len(self._running),
+            len(self._waiting),
+            self._steps,
+            self._preemptions,
+            {pool.name: pool.used for pool in self._pools},
+            {pool.name: pool.pages for pool in self._pools},
+        )
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a sequence. Raises ContextLengthError for one that can never be computed."""
+        if len(sequence.tokens) > self.context:
+            raise ContextLengthError(len(sequence.tokens), self.context)
+        self._insert(self._waiting, sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Ends a sequence at whatever point it is; a sequence that has ended already is left alone."""
+        if sequence in self._running or sequence in self._waiting:
+            self._end(sequence)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Ends every sequence with `error`."""
+        for sequence in [*self._running, *self._waiting]:
+            self._fail(sequence, error)
+
+    def step(self) -> bool:
+        """Runs one step; False if there is nothing to run (no sequence, or all of them paused)."""
+        self._admit()
+        chunks = self._plan()
+        if not chunks:
+            return False
+        self._run(chunks)
+        self._steps += 1
+        return True
+
+    def check(self) -> None:
+        """Raises AssertionError if a page is lost, doubled or miscounted."""
+        for index, pool in enumerate(self._pools):
+            pool.check([sequence.tables[index].held() for sequence in self._running])
+
+    # Admission -----------------------------------------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        for sequence in list(self._waiting):
+            if sequence.consumer.paused:
+                continue
+            while len(self._running) >= self._capabilities.maximum_sequences or not self._take_first_pages(sequence):
+                if not self._preempt_paused():
+                    return
+            self._waiting.remove(sequence)
+            self._insert(self._running, sequence)
+
+    def _take_first_pages(self, sequence: Sequence) -> bool:
+        """Finds what of the sequence is in the cache already and makes sure that the rest has room; True if it may run."""
+        tables = tuple(PageTable(np.full(16, -1, dtype=np.int32)) for _ in self._pools)
+        matched = self._match(sequence, tables)
+        for index, (pool, window) in enumerate(zip(self._pools, self._windows, strict=True)):
+            wanted = _pages(len(sequence.tokens), pool.page_size) - tables[index].count
+            if window:
+                wanted = min(wanted, self._window_pages(pool, window))
+            if wanted > pool.available:
+                for other, table in zip(self._pools, tables, strict=True):
+                    other.release(table.clear())
+                return False
+        sequence.tables = tables
+        sequence.computed = matched
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = matched
+        return True
+
+    def _match(self, sequence: Sequence, tables: tuple[PageTable, ...]) -> int:
+        """Holds the longest known prefix of the sequence in `tables`; returns its tokens. A position whose logits are wanted is always computed."""
+        if not self._reuses_prefixes:
+            return 0
+        page_size = self._pools[0].page_size
+        pages = sequence.next_output // page_size
+        keys = page_keys(sequence.tokens, page_size, sequence.page_keys, pages)[:pages]
+        count = longest_match(self._pools, self._windows, keys)
+        for pool, window, table in zip(self._pools, self._windows, tables, strict=True):
+            first = first_needed_page(page_size, window, count * page_size)
+            found = [pool.find(key) for key in keys[first:count]]
+            held = [page for page in found if page is not None]
+            for page in held:
+                pool.hold(page)
+            table.append([-1] * first + held)
+            table.first = first
+        return count * page_size
+
+    def _preempt_paused(self) -> bool:
+        """Nobody waits for a paused sequence: the youngest of them makes room first."""
+        for sequence in reversed(self._running):
+            if sequence.consumer.paused:
+                self._preempt(sequence)
+                return True
+        return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._forget(sequence)
+        sequence.preemptions += 1
+        self._preemptions += 1
+        self._running.remove(sequence)
+        self._insert(self._waiting, sequence)
+
+    # Planning ------------------------------------------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> list[Chunk]:
+        chunks: dict[Sequence, Chunk] = {}
+        # Decoding sequences first: one row each keeps their streams going while a long prompt takes the rest of the budget.
+        for sequence in sorted(self._running, key=lambda candidate: candidate.behind > 1):
+            if sequence not in self._running or sequence.consumer.paused:
+                continue
+            rows_left = self._capabilities.maximum_step_rows - sum(chunk.rows for chunk in chunks.values())
+            outputs_left = MAXIMUM_OUTPUT_ROWS - sum(chunk.outputs for chunk in chunks.values())
+            chunk = _next_chunk(sequence, rows_left, outputs_left)
+            if chunk.rows > 0 and self._reserve(sequence, chunk.end, chunks):
+                chunks[sequence] = chunk
+        return list(chunks.values())
+
+    def _reserve(self, sequence: Sequence, end: int, chunks: dict[Sequence, Chunk]) -> bool:
+        """Takes pages for the positions before `end`. Preempts younger sequences, if need be out of this very step; else the sequence itself."""
+        while not self._has_room(sequence, end):
+            victims = [other for other in self._running if other is not sequence and other.consumer.paused]
+            victims = victims or self._running[self._running.index(sequence) :]
+            chunks.pop(victims[-1], None)
+            self._preempt(victims[-1])
+            if victims[-1] is sequence:
+                return False
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
+            table.append(pool.allocate(max(0, _pages(end, pool.page_size) - table.count)))
+        return True
+
+    def _has_room(self, sequence: Sequence, end: int) -> bool:
+        return all(
+            _pages(end, pool.page_size) - table.count <= pool.available for pool, table in zip(self._pools, sequence.tables, strict=True)
+        )
+
+    # Running -------------------------------------------------------------------------------------------------------------------------------------
+
+    def _run(self, chunks: list[Chunk]) -> None:
+        try:
+            logits = self._backend.step(build_step(chunks)).logits
+        except NonFiniteError as error:
+            if len(chunks) == 1:
+                self._fail(chunks[0].sequence, error)
+            else:  # find out whose it is: a step may be repeated, it writes the same cache positions again
+                for chunk in chunks:
+                    self._run([chunk])
+            return
+        except Exception as error:
+            for chunk in chunks:
+                self._fail(chunk.sequence, error)
+            return
+        row = 0
+        for chunk in chunks:
+            self._deliver(chunk, logits[row : row + chunk.outputs])
+            row += chunk.outputs
+
+    def _deliver(self, chunk: Chunk, logits: NDArray[np.float32]) -> None:
+        sequence = chunk.sequence
+        sequence.computed = chunk.end
+        self._remember_pages(sequence, chunk.start)
+        self._release_behind_windows(sequence)
+        if not chunk.outputs:
+            return
+        try:
+            verdict = sequence.consumer.rows(sequence, chunk.first_output, logits)
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        sequence.next_output = chunk.end
+        sequence.tokens.extend(verdict.tokens)
+        if verdict.finished:
+            self._end(sequence)
+
+    def _remember_pages(self, sequence: Sequence, start: int) -> None:
+        """Pages that this step filled can serve other sequences from now on."""
+        if not self._reuses_prefixes:
+            return
+        page_size = self._pools[0].page_size
+        full = sequence.computed // page_size
+        if full == start // page_size:
+            return
+        keys = page_keys(sequence.tokens, page_size, sequence.page_keys, full)
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
+            for index in range(max(table.first, start // page_size), full):
+                pool.remember(int(table.ids[index]), keys[index])
+
+    def _release_behind_windows(self, sequence: Sequence) -> None:
+        for pool, window, table in zip(self._pools, self._windows, sequence.tables, strict=True):
+            if window:
+                pool.release(table.drop_before(first_needed_page(pool.page_size, window, sequence.computed)))
+
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        self._end(sequence)
+        sequence.consumer.failed(error)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._forget(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
+            pool.release(table.clear())
+        sequence.computed = 0
+        self._backend.release([sequence.identifier])
+
+    # Helpers -------------------------------------------------------------------------------------------------------------------------------------
+
+    def _group_context(self, pool: PagePool, window: int) -> int:
+        """The longest sequence that fits the pool when it is alone."""
+        capacity = pool.pages * pool.page_size
+        if window and self._window_pages(pool, window) <= pool.pages:
+            return self._capabilities.context
+        return capacity
+
+    def _window_pages(self, pool: PagePool, window: int) -> int:
+        """Pages that one sequence holds at most in a group with a window: the window, a whole step, and a page cut at either end."""
+        return _pages(window + self._capabilities.maximum_step_rows, pool.page_size) + 2
+
+    @staticmethod
+    def _insert(queue: list[Sequence], sequence: Sequence) -> None:
+        """Keeps the queue by age: identifiers ascend with time."""
+        index = len(queue)
+        while index and queue[index - 1].identifier > sequence.identifier:
+            index -= 1
+        queue.insert(index, sequence)
+
+
+def build_step(chunks: Items[Chunk]) -> Step:
+    """The step record for `chunks`, in their order."""
+    rows = sum(chunk.rows for chunk in chunks)
+    token_ids, sequence, slots = (np.empty(rows, dtype=np.int32) for _ in range(3))
+    outputs = np.full(rows, OutputKind.NONE, dtype=np.uint8)
+    tables = []
+    row = 0
+    for index, chunk in enumerate(chunks):
+        end = row + chunk.rows
+        token_ids[row:end] = chunk.sequence.tokens[chunk.start : chunk.end]
+        sequence[row:end] = index
+        slots[row:end] = np.arange(chunk.start, chunk.end, dtype=np.int32)
+        outputs[end - chunk.outputs : end] = OutputKind.LOGITS
+        tables.append(SequenceTable(chunk.sequence.identifier, chunk.start, tuple(table.ids[: table.count] for table in chunk.sequence.tables)))
+        row = end
+    return Step(token_ids, sequence, slots, slots.copy(), np.zeros(rows, dtype=np.int32), outputs, tuple(tables))
+
+
+def _next_chunk(sequence: Sequence, rows_left: int, outputs_left: int) -> Chunk:
+    """As many rows as the sequence is behind and both budgets allow."""
+    start = sequence.computed
+    first_output = max(sequence.next_output, start)
+    end = min(start + min(sequence.behind, rows_left), first_output + outputs_left)
+    return Chunk(sequence, start, max(start, end), first_output)
+
+
+def _pages(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)

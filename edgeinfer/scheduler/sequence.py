@@ -1,0 +1,94 @@
+"""A sequence as the scheduler sees it, and who consumes its output rows. The engine makes sequences; the scheduler owns their state from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a consumer makes of output rows: tokens that continue the sequence, and whether it has ended."""
+
+    tokens: tuple[int, ...] = ()
+    finished: bool = False
+
+
+class RowConsumer(Protocol):
+    """Gets the logits that a sequence asked for. Called by the thread that steps; may raise, which ends its own sequence alone."""
+
+    @property
+    def paused(self) -> bool:
+        """True while no more rows are wanted; whoever makes it False wakes the engine."""
+        ...
+
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32]) -> Verdict:
+        """`logits` float32[rows, vocabulary] for consecutive positions from `first_position`; valid until this returns."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """The sequence ended with an error; nothing follows."""
+        ...
+
+
+@dataclass(eq=False)
+class PageTable:
+    """The pages of one sequence in one cache group: ids[:count] in order of positions; those before `first` were released (their entries are -1)."""
+
+    ids: NDArray[np.int32]
+    count: int = 0
+    first: int = 0
+
+    def held(self) -> list[int]:
+        """The page ids held, in order of positions."""
+        return self.ids[self.first : self.count].tolist()
+
+    def append(self, pages: Items[int]) -> None:
+        """More pages at the end; the array grows by doubling."""
+        wanted = self.count + len(pages)
+        if wanted > len(self.ids):
+            grown = np.full(max(wanted, 2 * len(self.ids)), -1, dtype=np.int32)
+            grown[: self.count] = self.ids[: self.count]
+            self.ids = grown
+        self.ids[self.count : wanted] = pages
+        self.count = wanted
+
+    def drop_before(self, first: int) -> list[int]:
+        """Gives up the pages before index `first` and returns those that were still held."""
+        dropped = self.ids[self.first : first].tolist() if first > self.first else []
+        self.ids[self.first : first] = -1
+        self.first = max(self.first, first)
+        return dropped
+
+    def clear(self) -> list[int]:
+        """Gives up every page; returns those held, the last position's first."""
+        held = self.held()[::-1]
+        self.count = self.first = 0
+        return held
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Known tokens, how many of them are computed, and the first position whose logits are still to be delivered.
+
+    `next_output` is all that tells a generation (it starts at the last prompt token) from teacher forcing (it starts at 0). Identity is equality.
+    """
+
+    identifier: int
+    tokens: list[int]
+    next_output: int
+    consumer: RowConsumer
+    computed: int = 0
+    cached_tokens: int | None = None  # set when first admitted: prompt tokens that a prefix hit spared
+    tables: tuple[PageTable, ...] = ()
+    page_keys: list[bytes] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def behind(self) -> int:
+        """Known tokens that are not computed."""
+        return len(self.tokens) - self.computed
