@@ -1,0 +1,42 @@
+"""edgeinfer: a CPU inference runtime for quantized GGUF language models.
+
+`Engine` and `SamplingParams` are what programs use; the errors are in `edgeinfer.core.errors`. Names are loaded when first asked for: importing this package
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeinfer.core.requests import SamplingParams
+    from edgeinfer.engine import Engine
+
+__all__ = ["Engine", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from edgeinfer.engine import Engine
+
+        return Engine
+    if name == "SamplingParams":
+        from edgeinfer.core.requests import SamplingParams
+
+        return SamplingParams
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("edgeinfer")
+    except PackageNotFoundError:  # a checkout that was never installed
+        return "0+unknown"

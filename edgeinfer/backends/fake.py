@@ -59,7 +59,7 @@ class FakeBackend:
         """`model` may be any GGUF file with a vocabulary, or a path at which there is no file."""
         if not model.is_file():
             return cls(options)
-        from edgeinfer.gguf import GGUFFile
+        from edgeinfer.gguf.reader import GGUFFile
 
         with GGUFFile.open(model) as file:
             return cls(options, vocabulary=len(file.metadata["tokenizer.ggml.tokens"]))

@@ -135,19 +135,23 @@ class Scheduler:
         """Finds what of the sequence is in the cache already and makes sure that the rest has room; True if it may run."""
         tables = tuple(PageTable(np.full(16, -1, dtype=np.int32)) for _ in self._pools)
         matched = self._match(sequence, tables)
-        for index, (pool, window) in enumerate(zip(self._pools, self._windows, strict=True)):
-            wanted = _pages(len(sequence.tokens), pool.page_size) - tables[index].count
-            if window:
-                wanted = min(wanted, self._window_pages(pool, window))
-            if wanted > pool.available:
-                for other, table in zip(self._pools, tables, strict=True):
-                    other.release(table.clear())
+        for index, pool in enumerate(self._pools):
+            promised = sum(self._missing_pages(index, other, other.tables[index]) for other in self._running)
+            if promised + self._missing_pages(index, sequence, tables[index]) > pool.available:
+                for other_pool, table in zip(self._pools, tables, strict=True):
+                    other_pool.release(table.clear())
                 return False
         sequence.tables = tables
         sequence.computed = matched
         if sequence.cached_tokens is None:
             sequence.cached_tokens = matched
         return True
+
+    def _missing_pages(self, group: int, sequence: Sequence, table: PageTable) -> int:
+        """Pages that the known tokens of a sequence will still need in a group."""
+        pool, window = self._pools[group], self._windows[group]
+        missing = max(0, _pages(len(sequence.tokens), pool.page_size) - table.count)
+        return min(missing, max(0, self._window_pages(pool, window) - (table.count - table.first))) if window else missing
 
     def _match(self, sequence: Sequence, tables: tuple[PageTable, ...]) -> int:
         """Holds the longest known prefix of the sequence in `tables`; returns its tokens. A position whose logits are wanted is always computed."""

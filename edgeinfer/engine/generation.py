@@ -1,0 +1,109 @@
+"""A generation: takes the logits of one sequence, chooses tokens, turns them into text and knows when to end. One for each prompt.
+
+The engine's thread calls `rows`; the caller's thread reads events from `queue`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.core.requests import SamplingParams
+from edgeinfer.core.results import Completion, StreamEvent, Timings, Usage
+from edgeinfer.engine.parts import TokenStream
+from edgeinfer.engine.stops import StopMatcher
+from edgeinfer.sampling import Sampler, fresh_seed
+from edgeinfer.scheduler import Sequence, Verdict
+
+
+class Generation:
+    """Consumer of a sequence's rows.
+
+    Events go to `queue`: one for each token when `streaming`, and at the end one with the completion, or the error that ended it. Both modes choose, cut and
+    count in the same code. An end-of-generation token ends the text and is neither part of it nor of the token ids; the token that completes a stop text
+    is counted.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_tokens: int,
+        context: int,
+        end_ids: Collection[int],
+        token_stream: TokenStream,
+        streaming: bool,
+    ) -> None:
+        self.queue: SimpleQueue[StreamEvent | BaseException] = SimpleQueue()
+        self._accepted = time.perf_counter()
+        self._first_token = 0.0
+        self._seed = fresh_seed() if params.seed is None else params.seed
+        self._sampler = Sampler(params, self._seed)
+        self._prompt_tokens = prompt_tokens
+        room = context - prompt_tokens
+        self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self._end_ids: Collection[int] = () if params.ignore_eos else end_ids
+        self._token_stream = token_stream
+        self._matcher = StopMatcher(params.stop_texts)
+        self._streaming = streaming
+        self._token_ids: list[int] = []
+        self._pieces: list[str] = []
+
+    @property
+    def paused(self) -> bool:
+        """Tokens are small: a generation never waits for its reader."""
+        return False
+
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32]) -> Verdict:
+        token = self._sampler.sample(logits[-1], len(self._token_ids))
+        if self._first_token == 0.0:
+            self._first_token = time.perf_counter()
+        if token in self._end_ids:
+            self._finish(sequence, "stop", (), "")
+            return Verdict(finished=True)
+        self._token_ids.append(token)
+        text = self._matcher.push(self._token_stream.push(token))
+        if self._matcher.matched:
+            self._finish(sequence, "stop", (token,), text)
+        elif len(self._token_ids) >= self._limit:
+            self._finish(sequence, "length", (token,), text)
+        else:
+            self._pieces.append(text)
+            if self._streaming:
+                self.queue.put(StreamEvent(text, (token,)))
+            return Verdict((token,))
+        return Verdict(finished=True)
+
+    def failed(self, error: BaseException) -> None:
+        self.queue.put(error)
+
+    def _finish(self, sequence: Sequence, reason: str, token_ids: tuple[int, ...], text: str) -> None:
+        if not self._matcher.matched:
+            text += self._matcher.push(self._token_stream.finish())  # a cut character is shown once, here, and may complete a stop text too
+            reason = "stop" if self._matcher.matched else reason
+        if not self._matcher.matched:
+            text += self._matcher.finish()
+        self._pieces.append(text)
+        completion = Completion(
+            text="".join(self._pieces),
+            token_ids=tuple(self._token_ids),
+            finish_reason=reason,
+            usage=Usage(self._prompt_tokens, len(self._token_ids), sequence.cached_tokens or 0),
+            timings=self._timings(sequence.cached_tokens or 0),
+            seed=self._seed,
+        )
+        self.queue.put(StreamEvent(text, token_ids, completion))
+
+    def _timings(self, cached_tokens: int) -> Timings:
+        first_token = self._first_token - self._accepted
+        total = time.perf_counter() - self._accepted
+        later = len(self._token_ids) - 1
+        return Timings(
+            first_token=first_token,
+            total=total,
+            prefill_tokens_per_second=(self._prompt_tokens - cached_tokens) / first_token if first_token > 0 else 0.0,
+            decode_tokens_per_second=later / (total - first_token) if later > 0 and total > first_token else 0.0,
+        )
