@@ -1,7 +1,7 @@
 """edgeinfer: a CPU inference runtime for quantized GGUF language models.
 
-`Engine` and `SamplingParams` are what programs use; the errors are in `edgeinfer.core.errors`. Names are loaded when first asked for: importing this package
-costs nothing.
+`Engine` and `SamplingParams` are what programs use; the errors are in `edgeinfer.core.errors`. Names are loaded when first asked for: importing
+this package costs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A backend without a model: the null device on which scheduler and engine are tested in milliseconds.
 
-It takes paging seriously: token ids are stored in pages, and every output is computed from what the sequence's page tables lead to, so that a wrong table,
-a page shared by mistake or a step left out changes the output. With a GGUF file it takes the vocabulary's size from it; the weights are not looked at.
+It takes paging seriously: token ids are stored in pages, and every output is computed from what the sequence's page tables lead to, so that a wrong
+table, a page shared by mistake or a step left out changes the output. With a GGUF file it takes the vocabulary's size from it; the weights are not
+looked at.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Rule = Callable[[Sequence[int]], int]
 class FakeBackend:
     """Deterministic logits from the tokens of a sequence.
 
-    `rule` gives the next token for the tokens so far (default: a hash of them); its logit is the largest of the row, the others are small and depend on
-    the tokens too. Cache groups: one that keeps everything, and one with a window for each entry of `windows`.
+    `rule` gives the next token for the tokens so far (default: a hash of them); its logit is the largest of the row, the others are small and
+    depend on the tokens too. Cache groups: one that keeps everything, and one with a window for each entry of `windows`.
     """
 
     def __init__(self, options: BackendOptions, vocabulary: int = DEFAULT_VOCABULARY, rule: Rule | None = None, windows: Sequence[int] = ()) -> None:
@@ -60,9 +61,11 @@ class FakeBackend:
         if not model.is_file():
             return cls(options)
         from edgeinfer.gguf.reader import GGUFFile
+        from edgeinfer.gguf.values import StringArray
 
         with GGUFFile.open(model) as file:
-            return cls(options, vocabulary=len(file.metadata["tokenizer.ggml.tokens"]))
+            tokens = file.metadata.get("tokenizer.ggml.tokens")
+            return cls(options, vocabulary=len(tokens) if isinstance(tokens, StringArray) else DEFAULT_VOCABULARY)
 
     def step(self, step: Step) -> StepOutputs:
         if self._closed:

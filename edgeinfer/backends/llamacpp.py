@@ -1,7 +1,7 @@
 """llama.cpp behind the same contract, through llama-cpp-python's low-level functions: the oracle that everything is checked against.
 
-All sequences live in one context with one shared cache, by llama.cpp's sequence ids. It keeps its own cache: page tables are ignored, the one cache group is
-there so that the scheduler counts its cells. Imported when asked for; nothing else of edgeinfer touches the library.
+All sequences live in one context with one shared cache, by llama.cpp's sequence ids. It keeps its own cache: page tables are ignored, the one cache
+group is there so that the scheduler counts its cells. Imported when asked for; nothing else of edgeinfer touches the library.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def _load_library() -> Any:
             from llama_cpp import llama_cpp as library
         except (ImportError, OSError, RuntimeError) as error:
             raise BackendUnavailableError(
-                f"the llamacpp backend needs llama-cpp-python, which cannot be imported here ({error}); install it with: pip install 'edgeinfer[llamacpp]'"
+                f"the llamacpp backend needs llama-cpp-python, which cannot be imported here ({error}); "
+                "install it with: pip install 'edgeinfer[llamacpp]'"
             ) from error
         fields = {name for name, *_ in library.llama_context_params._fields_}
         if not {"flash_attn_type", "kv_unified", "n_outputs_max"} <= fields:

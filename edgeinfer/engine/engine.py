@@ -33,8 +33,8 @@ Messages = Sequence[Mapping[str, Any]]
 class Engine:
     """A loaded model. Thread-safe: requests of any number of threads are batched together, and closing ends them cleanly.
 
-    Wherever a prompt is taken, a list of token ids works too. All methods raise EngineClosedError after `close`, and in a process that was forked from the
-    one that loaded the engine; InvalidRequestError for input that cannot be honoured; ContextLengthError for a prompt that does not fit.
+    Wherever a prompt is taken, a list of token ids works too. All methods raise EngineClosedError after `close`, and in a process that was forked
+    from the one that loaded the engine; InvalidRequestError for input that cannot be honoured; ContextLengthError for a prompt that does not fit.
     """
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer, metadata: Mapping[str, Any] | None = None, warnings: Sequence[str] = ()) -> None:
@@ -70,10 +70,10 @@ class Engine:
     ) -> Engine:
         """Loads a GGUF file, or the model of a card that was pulled.
 
-        `backend`: numba, llamacpp or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained for, at
-        most 4,096. `threads`: default: what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all sequences together may
-        keep; default: decided by the memory plan. `cache_type`: f16 or f32. `instruction_set`: a level's name, to force it. `maximum_sequences`: sequences
-        that run together.
+        `backend`: numba, llamacpp or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained
+        for, at most 4,096. `threads`: default: what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all
+        sequences together may keep; default: decided by the memory plan. `cache_type`: f16 or f32. `instruction_set`: a level's name, to force it.
+        `maximum_sequences`: sequences that run together.
 
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
         """
@@ -93,7 +93,7 @@ class Engine:
         if context is None:
             context = min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) and trained > 1 else DEFAULT_CONTEXT
         elif isinstance(trained, int) and context > trained:
-            warnings.append(f"the context of {context} tokens is above the {trained} that the model was trained for; answers may get worse beyond that")
+            warnings.append(f"the context of {context} tokens is above the {trained} that the model was trained for; answers may get worse beyond")
         options = BackendOptions(
             context=context,
             threads=checked_option("threads", threads, 1),
@@ -143,7 +143,10 @@ class Engine:
     # Text ----------------------------------------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`. `add_special`: with what the file says to put at its ends; `parse_special`: names of special tokens in it become them."""
+        """Token ids of `text`.
+
+        `add_special`: with what the file says to put at its ends; `parse_special`: names of special tokens in the text become those tokens.
+        """
         self._loop.require_open()
         return encode_text(text, self._tokenizer, add_special, parse_special)
 
@@ -175,7 +178,10 @@ class Engine:
         return self._stream(self._checked_prompt(prompt), checked_params(params))
 
     def chat(self, messages: Messages, params: SamplingParams | None = None, tools: Messages | None = None) -> Completion:
-        """The assistant's answer to messages of the form {"role": ..., "content": ...}. Raises ChatTemplateError for a model without a chat template."""
+        """The assistant's answer to messages of the form {"role": ..., "content": ...}.
+
+        Raises ChatTemplateError for a model without a chat template.
+        """
         return self._complete([self._chat_prompt(messages, tools)], [checked_params(params)])[0]
 
     def chat_stream(self, messages: Messages, params: SamplingParams | None = None, tools: Messages | None = None) -> Iterator[StreamEvent]:
@@ -239,7 +245,9 @@ class Engine:
             raise InvalidRequestError("the list of token ids is empty; give at least one token")
         if len(ids) > self._context:
             raise ContextLengthError(
-                len(ids), self._context, f"{len(ids)} tokens do not fit the context of {self._context}; score fewer or load the model with a larger context"
+                len(ids),
+                self._context,
+                f"{len(ids)} tokens do not fit the context of {self._context}; score fewer or load the model with a larger context",
             )
         return ids
 

@@ -23,9 +23,9 @@ from edgeinfer.scheduler import Sequence, Verdict
 class Generation:
     """Consumer of a sequence's rows.
 
-    Events go to `queue`: one for each token when `streaming`, and at the end one with the completion, or the error that ended it. Both modes choose, cut and
-    count in the same code. An end-of-generation token ends the text and is neither part of it nor of the token ids; the token that completes a stop text
-    is counted.
+    Events go to `queue`: one for each token when `streaming`, and at the end one with the completion, or the error that ended it. Both modes
+    choose, cut and count in the same code. An end-of-generation token ends the text and is neither part of it nor of the token ids; the token that
+    completes a stop text is counted.
     """
 
     def __init__(

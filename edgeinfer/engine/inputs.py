@@ -1,4 +1,7 @@
-"""What users hand to the engine, checked before anything runs: prompts, token ids, parameters, options. Every refusal names the value and the remedy."""
+"""What users hand to the engine, checked before anything runs: prompts, token ids, parameters, options.
+
+Every refusal names the value and what would be right.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ def checked_token_ids(ids: Iterable[int], vocabulary: int) -> list[int]:
                 f"(the vocabulary has {vocabulary} tokens)"
             )
         if not 0 <= value < vocabulary:
-            raise InvalidRequestError(f"token id {value} (item {index}) is outside the vocabulary of {vocabulary} tokens; ids go from 0 to {vocabulary - 1}")
+            raise InvalidRequestError(
+                f"token id {value} (item {index}) is outside the vocabulary of {vocabulary} tokens; ids go from 0 to {vocabulary - 1}"
+            )
         checked.append(int(value))
     return checked
 

@@ -51,8 +51,8 @@ class EngineLoop:
         """Raises EngineClosedError if no request can run any more."""
         if os.getpid() != self._process:
             raise EngineClosedError(
-                f"this engine was loaded in process {self._process} and its worker threads do not live in this one ({os.getpid()}), which was forked from "
-                "it; load an engine after the fork, or start processes with the spawn method"
+                f"this engine was loaded in process {self._process} and its threads do not live in this one ({os.getpid()}), which was forked "
+                "from it; load an engine after the fork, or start processes with the spawn method"
             )
         if self._closed:
             raise EngineClosedError("the engine was closed; load it again")

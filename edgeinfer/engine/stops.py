@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class StopMatcher:
-    """Feed it pieces of text; it returns what is safe to show. `matched` tells that a stop text was found: nothing after it, or of it, ever comes out.
+    """Feed it pieces of text; it returns what is safe to show. `matched` tells that a stop text was found: nothing after it, or of it, ever comes
+    out.
 
-    The match with the earliest start counts, whatever the order of `stops` and however the text is cut in pieces.
+    Of the stop texts that a piece completes the one that starts first counts, whatever the order of `stops`.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:

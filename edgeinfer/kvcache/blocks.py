@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 class PagePool:
     """Hands out the page ids 0 to `pages` - 1 of `page_size` tokens each.
 
-    A page is free, held by one or more sequences, or idle: held by nobody, but remembered under a key (see prefix.py), so that a later sequence can take
-    it as it is. Idle pages are handed out again when no free one is left, the longest idle first.
+    A page is free, held by one or more sequences, or idle: held by nobody, but remembered under a key (see prefix.py), so that a later sequence can
+    take it as it is. Idle pages are handed out again when no free one is left, the longest idle first.
     """
 
     def __init__(self, name: str, pages: int, page_size: int) -> None:
@@ -56,7 +56,10 @@ class PagePool:
         self._holders[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """One holder less for each page. A remembered page becomes idle, any other free. Give the end of a sequence first: it is the first to be reused."""
+        """One holder less for each page. A remembered page becomes idle, any other free.
+
+        Give the end of a sequence first: of idle pages, the first released is the first to be handed out again.
+        """
         for page in pages:
             self._holders[page] -= 1
             if self._holders[page] < 0:

@@ -1,4 +1,6 @@
-"""The hash chain of prefix reuse: the key of a page stands for all tokens up to its end, so equal keys mean equal cache contents. The scheduler asks here."""
+"""The hash chain of prefix reuse: the key of a page stands for all tokens up to its end, so equal keys mean equal cache contents. The scheduler
+asks here.
+"""
 
 from __future__ import annotations
 

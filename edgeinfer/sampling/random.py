@@ -1,6 +1,7 @@
 """A counter-based random generator: the number at (seed, index) is a pure function of both, so a draw does not depend on what else was drawn.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011). Its key is exactly a 64-bit seed. The sampler calls it.
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011). Its key is exactly a 64-bit seed. The sampler calls
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What happens to logits before a token is drawn: pure functions over candidates. The sampler calls them; tests call them one by one.
 
 A candidate set is two arrays: `ids` int64[n], ascending, and `scores` float64[n], the logits of those ids minus the largest logit (so the best is 0).
-Only elementwise IEEE operations and comparisons are used, and sums run in a fixed order: NumPy's `exp` and pairwise `sum` choose their instructions, and
-with them their last bits, by the machine. The order of the chain (top-k, top-p, min-p, then temperature) is llama.cpp's.
+Only elementwise IEEE operations and comparisons are used, and sums run in a fixed order: NumPy's `exp` and pairwise `sum` choose their
+instructions, and with them their last bits, by the machine. The order of the chain (top-k, top-p, min-p, then temperature) is llama.cpp's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ Ids = NDArray[np.int64]
 Scores = NDArray[np.float64]
 
 NEGLIGIBLE = -44.0
-"""A score below this has less than 2^-63 of the best candidate's weight: 2^18 of them together are beneath the resolution of a draw. They are dropped."""
+"""A score below this has less than 2^-63 of the best candidate's weight: 2^18 of them together are beneath the resolution of a draw. They are
+dropped.
+"""
 
 _LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # 32 significant bits: k * high is exact
@@ -37,7 +39,7 @@ _INVERSE_FACTORIALS = (
     1.0,
     1.0,
 )
-_FIRST_PASS = 1024  # candidates that top-p sorts before it falls back to sorting all
+_BLOCK = 4096  # values whose intermediate results stay in the first cache levels
 
 
 def exponential(values: Scores) -> Scores:
@@ -45,13 +47,17 @@ def exponential(values: Scores) -> Scores:
 
     Cody and Waite's reduction to |r| <= ln(2) / 2, then the Taylor polynomial of degree 13 (its remainder is below 2^-56).
     """
-    exponents = np.rint(values * _LOG2_E)
-    reduced = (values - exponents * _LN2_HIGH) - exponents * _LN2_LOW
-    result = np.full_like(reduced, _INVERSE_FACTORIALS[0])
-    for coefficient in _INVERSE_FACTORIALS[1:]:
-        result *= reduced
-        result += coefficient
-    return np.ldexp(result, exponents.astype(np.int32))
+    result = np.empty_like(values)
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK]
+        exponents = np.rint(block * _LOG2_E)
+        reduced = (block - exponents * _LN2_HIGH) - exponents * _LN2_LOW
+        power = np.full_like(reduced, _INVERSE_FACTORIALS[0])
+        for coefficient in _INVERSE_FACTORIALS[1:]:
+            power *= reduced
+            power += coefficient
+        np.ldexp(power, exponents.astype(np.int32), out=result[start : start + _BLOCK])
+    return result
 
 
 def ordered_sum(values: Scores) -> float:
@@ -84,13 +90,12 @@ def keep_top_p(ids: Ids, scores: Scores, top_p: float) -> tuple[Ids, Scores]:
         return ids, scores
     ids, scores = drop_negligible(ids, scores)
     weights = exponential(scores)
-    wanted = top_p * ordered_sum(weights)
-    order = _best_first(scores, _FIRST_PASS)
+    total = ordered_sum(weights)
+    # All those with less than (1 - top_p) / n of the total together have less than 1 - top_p of it: they are never needed. The half is for rounding.
+    near = np.flatnonzero(weights >= 0.5 * (1.0 - top_p) * total / len(weights))
+    order = near[np.argsort(-scores[near], kind="stable")]
     reached = np.add.accumulate(weights[order])
-    if reached[-1] < wanted and len(order) < len(scores):
-        order = _best_first(scores, len(scores))
-        reached = np.add.accumulate(weights[order])
-    count = min(int(np.searchsorted(reached, wanted, side="left")) + 1, len(order))
+    count = min(int(np.searchsorted(reached, top_p * total, side="left")) + 1, len(order))
     kept = np.sort(order[:count])
     return ids[kept], scores[kept]
 
@@ -118,12 +123,3 @@ def draw(ids: Ids, scores: Scores, uniform: float) -> int:
     index = int(np.searchsorted(cumulated, uniform * float(cumulated[-1]), side="right"))
     return int(ids[min(index, len(ids) - 1)])
 
-
-def _best_first(scores: Scores, count: int) -> NDArray[np.int64]:
-    """Indexes of at least the `count` best scores, best first, equal ones by index (which is by id)."""
-    if count < len(scores):
-        border = np.partition(scores, len(scores) - count)[len(scores) - count]
-        indexes = np.flatnonzero(scores >= border)
-    else:
-        indexes = np.arange(len(scores))
-    return indexes[np.argsort(-scores[indexes], kind="stable")]

@@ -1,7 +1,7 @@
 """One loop for everything: each sequence has computed tokens that chase its known tokens, and a step spends a budget of rows on whoever is behind.
 
-There is no prefill phase and no decode phase. Chunked prefill, joining and leaving between steps, prefix hits and resuming after a preemption follow from
-it. The engine's thread is the only caller; tests call it directly over the fake backend.
+There is no prefill phase and no decode phase. Chunked prefill, joining and leaving between steps, prefix hits and resuming after a preemption
+follow from it. The engine's thread is the only caller; tests call it directly over the fake backend.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SchedulerState:
 class Scheduler:
     """Continuous batching with paged admission, preemption by recomputation and prefix reuse.
 
-    Older sequences go before younger ones: when pages run out, the youngest is preempted and computed again later, which gives the same tokens. So the
-    oldest always gets on, and because no sequence may be larger than the pool (see `context`), every sequence ends.
+    Older sequences go before younger ones: when pages run out, the youngest is preempted and computed again later, which gives the same tokens. So
+    the oldest always gets on, and because no sequence may be larger than the pool (see `context`), every sequence ends.
     """
 
     def __init__(self, backend: Backend, prefix_reuse: bool = True) -> None:
@@ -71,7 +71,8 @@ class Scheduler:
         page_sizes = {group.page_size for group in self._groups}
         # A hit must give the same bits as computing, and one hash chain serves all groups: both are conditions of reuse.
         self._reuses_prefixes = prefix_reuse and capabilities.uses_block_tables and capabilities.bit_exact_chunks and len(page_sizes) == 1
-        self.context = min([capabilities.context, *(self._group_context(pool, window) for pool, window in zip(self._pools, self._windows, strict=True))])
+        fitting = [self._group_context(pool, window) for pool, window in zip(self._pools, self._windows, strict=True)]
+        self.context = min([capabilities.context, *fitting])
 
     @property
     def has_work(self) -> bool:
