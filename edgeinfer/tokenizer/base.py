@@ -31,7 +31,7 @@ class Tokenizer:
     """A vocabulary with its algorithm. Holds no file. Threads may share it."""
 
     def __init__(self, vocabulary: Vocabulary, encoder: TextEncoder, add_bos: bool, add_space_prefix: bool, byte_level: bool) -> None:
-        """For `load`. add_bos, add_space_prefix: what the file says, or the default of its model. byte_level: pieces are written in byte characters."""
+        """For `load`. add_bos, add_space_prefix: what the file says, or its model's default. byte_level: pieces are written in byte characters."""
         self._vocabulary = vocabulary
         self._encoder = encoder
         self._byte_level = byte_level
@@ -121,7 +121,7 @@ class Tokenizer:
         return TokenType(self._vocabulary.types[token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds to a text (a part of a character, maybe; b"" for unused tokens). InvalidRequestError: outside the vocabulary."""
+        """The bytes that a token adds to a text: maybe a part of a character; b"" for unused tokens. InvalidRequestError: outside the vocabulary."""
         found = self._bytes.get(token_id)
         if found is None:
             self._check_id(token_id)
@@ -136,9 +136,7 @@ class Tokenizer:
         """Whether `skip_special` leaves the token out: control and unknown tokens."""
         return self._vocabulary.types[token_id] in _HIDDEN
 
-    def encode(
-        self, text: str, add_special: bool = False, parse_special: bool = False, *, stand_ins: Mapping[int, str] | None = None
-    ) -> list[int]:
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = False, *, stand_ins: Mapping[int, str] | None = None) -> list[int]:
         """Token ids of a text.
 
         User-defined tokens are found in any text, control tokens only with `parse_special`. With `add_special` a BOS is added where the file asks for
@@ -266,6 +264,6 @@ def _check_text(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"the text has half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}; that is no Unicode character: decode the "
-            "source of the text properly"
+            f"the text has half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}; that is no Unicode character: decode "
+            "the source of the text properly"
         ) from None

@@ -1,16 +1,20 @@
 """Byte-pair encoding: words from the pre-tokenizer, merged by rank. `load` builds a `BytePairEncoder`; `base.Tokenizer` asks it to encode text.
 
-The merging itself is the `tokenizers` library's wherever that gives llama.cpp's ids, and `merge_by_rank` (plain Python) for the vocabularies where it
-would not: it drops characters that are no token instead of letting them part their neighbours, and refuses merges whose result is no token.
+The merging itself is the `tokenizers` library's wherever that gives llama.cpp's ids, and `merge_by_rank` (plain Python) where it would not: the
+library drops characters that are no token before merging, instead of letting them part their neighbours, and refuses merges whose result is no token.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edgeinfer.tokenizer.pretokenizers import PreTokenizer
+
+if TYPE_CHECKING:
+    from tokenizers.models import BPE
 
 _CACHED_WORDS = 65_536
 _LONGEST_CACHED_WORD = 48
@@ -61,22 +65,27 @@ class BytePairEncoder:
         whole = self._ids.get(word)
         if whole is not None and (pre_tokenizer.ignore_merges or (pre_tokenizer.newline_tokens and not word.strip("\n"))):
             return [whole]
-        return self._merge(word)
+        if self._library is not None and self._single_characters.issuperset(word):
+            return [token.id for token in self._library.tokenize(word)]
+        return self._merge_by_rank(word)
 
     @cached_property
-    def _merge(self) -> Callable[[str], list[int]]:
-        """The library's merging if it is exact for this vocabulary, else our own. Built on first use: decoding needs neither."""
-        byte_level = self._pre_tokenizer.byte_level
-        if byte_level and self._ids.keys() >= set(CHARACTER_OF_BYTE.values()) and len(set(self._merges)) == len(self._merges):
-            from tokenizers.models import BPE
+    def _library(self) -> BPE | None:
+        """The library's merging; None if it cannot be exact for this vocabulary. Built on first use: decoding does not need it."""
+        if not self._pre_tokenizer.byte_level or len(set(self._merges)) < len(self._merges):
+            return None
+        from tokenizers.models import BPE
 
-            pairs: list[tuple[str, str]] = [(left, right) for left, _, right in (merge.partition(" ") for merge in self._merges)]
-            try:
-                model = BPE(dict(self._ids), pairs)
-            except Exception:  # the library's own exception class is plain Exception: a merge whose parts or result are no tokens
-                return self._merge_by_rank
-            return lambda word: [token.id for token in model.tokenize(word)]
-        return self._merge_by_rank
+        pairs: list[tuple[str, str]] = [(left, right) for left, _, right in (merge.partition(" ") for merge in self._merges)]
+        try:
+            return BPE(dict(self._ids), pairs)
+        except Exception:  # the library raises plain Exception for a merge whose parts or result are no tokens
+            return None
+
+    @cached_property
+    def _single_characters(self) -> frozenset[str]:
+        """The byte characters that are tokens."""
+        return frozenset(BYTE_OF_CHARACTER.keys() & self._ids.keys())
 
     def _merge_by_rank(self, word: str) -> list[int]:
         encoded: list[int] = []

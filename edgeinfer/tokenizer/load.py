@@ -25,8 +25,9 @@ class HasMetadata(Protocol):
 def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
     """The tokenizer of a GGUF file: a path, or a file that is already open (it may be closed afterwards).
 
-    ModelNotFoundError, ModelFileError: see `GGUFFile.open`. TokenizerError: the vocabulary contradicts itself, or needs a tokenizer or a pre-tokenizer
-    that edgeinfer does not have. A byte-level vocabulary that does not name its pre-tokenizer is read with llama.cpp's default one, with a warning.
+    ModelNotFoundError, ModelFileError: see `GGUFFile.open`. TokenizerError: the vocabulary contradicts itself, or needs a tokenizer or a
+    pre-tokenizer that edgeinfer does not have. A byte-level vocabulary that does not name its pre-tokenizer is read with llama.cpp's default one,
+    and a warning says so.
     """
     if isinstance(source, (str, os.PathLike)):
         from edgeinfer.gguf.reader import GGUFFile

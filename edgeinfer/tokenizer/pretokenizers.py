@@ -1,7 +1,7 @@
 """The table of pre-tokenizers: a GGUF file's `tokenizer.ggml.pre` name -> how a text is cut into words before byte-level BPE merges inside each word.
 
-The cuts decide the ids, so they follow llama.cpp to the character, including its habits where they differ from the tokenizer a model was trained with.
-As there, a pattern with Unicode classes runs over a collapsed text in which every character beyond ASCII is replaced by a stand-in for its class
+The cuts decide the ids, so they follow llama.cpp to the character, even where its habits differ from the tokenizer that a model was trained with. As
+there, a pattern with Unicode classes runs over a collapsed text in which every character beyond ASCII is replaced by a stand-in for its class
 (`unicode_classes`), with white space, digits and letter case counted in ASCII; then Python's own `re` is exact and its Unicode version does not
 matter. `bpe` calls `PreTokenizer.split`; adding a name is one line in `_NAMES`.
 """
@@ -43,24 +43,31 @@ _CLASSES = {
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_UPPER_THEN_LOWER = r"[^\r\n\p{L}\p{N}]?[A-Z%s]*[a-z%s]+" % (LETTER, LETTER)
-_UPPER = r"[^\r\n\p{L}\p{N}]?[A-Z%s]+[a-z%s]*" % (LETTER, LETTER)
+_UPPER_THEN_LOWER = r"[^\r\n\p{L}\p{N}]?" + f"[A-Z{LETTER}]*[a-z{LETTER}]+"
+_UPPER = r"[^\r\n\p{L}\p{N}]?" + f"[A-Z{LETTER}]+[a-z{LETTER}]*"
 
 _GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
-_GPT4O = (
-    rf"{_UPPER_THEN_LOWER}(?:{_CONTRACTION})?|{_UPPER}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
-)
-_CJK_WORDS = "[一-龥ࠀ-一가-퟿]+"
-_CJK_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+_GPT4O = rf"{_UPPER_THEN_LOWER}(?:{_CONTRACTION})?|{_UPPER}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
+_CJK_WORDS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_CJK_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK3_WORDS = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
-_BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _ALPHABETS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼ"
-    "ℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d"
+    "\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-"
+    "\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-"
+    "\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-"
+    "\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-"
+    "\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-"
+    "\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-_ASIAN_SCRIPTS = "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
+_ASIAN_SCRIPTS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-"
+    "\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class PreTokenizer:
 
     `stages` run one after the other, each inside the pieces of the one before: a pattern (its matches and the gaps between them become pieces), or a
     function from pieces to pieces. `ignore_merges`: a word that is a token is that token, whatever the merges say. `add_bos`: the file's default.
-    `byte_level`: words are merged as GPT-2's byte characters; otherwise as plain characters, with byte tokens as the last resort and U+2581 for spaces.
+    `byte_level`: words are merged as GPT-2's byte characters; otherwise as plain characters, with byte tokens as a last resort and U+2581 for spaces.
     `newline_tokens`: a word of line feeds alone that is a token is that token.
     """
 
@@ -203,7 +210,9 @@ _GEMMA4 = PreTokenizer((_LINES,), byte_level=False, newline_tokens=True, add_bos
 
 _NAMES: dict[str, PreTokenizer] = {
     "default": _DEFAULT,
-    **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert"), _PLAIN_GPT2),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert"), _PLAIN_GPT2
+    ),
     **dict.fromkeys(("jina-v1-en", "jina-v2-code", "roberta-bpe", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling"), _PLAIN_GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _SMOLLM),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"), _PLAIN_QWEN2),
@@ -239,7 +248,8 @@ _NAMES: dict[str, PreTokenizer] = {
     **dict.fromkeys(("tiny_aya", "cohere2moe"), _TINY_AYA),
     "youtu": PreTokenizer(
         (
-            "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK_AND_KANA,
+            "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|"
+            + _CJK_AND_KANA,
             rf"{_LETTERS_AND_MARKS}(?:{_CONTRACTION})?|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}",
         ),
         ignore_merges=True,
@@ -248,7 +258,7 @@ _NAMES: dict[str, PreTokenizer] = {
         (
             r"[\r\n]",
             rf"\s?[{_ALPHABETS}]+",
-            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
             _cut_trailing_whitespace,
             _CJK_WORDS,
             r"\p{N}+",
@@ -260,9 +270,7 @@ _NAMES: dict[str, PreTokenizer] = {
     "falcon": PreTokenizer((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _PLAIN_BLOOM),
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),
-    "chameleon": PreTokenizer(
-        ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2), add_bos=True
-    ),
+    "chameleon": PreTokenizer(("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2), add_bos=True),
     "kimi-k2": PreTokenizer(
         (
             r"[\p{Han}]+|[^\r\n\p{L}\p{N}\p{HanL}]?\p{L}+(?:" + _CONTRACTION + r")?|\p{N}{1,3}"
@@ -287,7 +295,7 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
     found = _NAMES.get(name)
     if found is None:
         raise TokenizerError(
-            f"the vocabulary names the pre-tokenizer '{name}' (tokenizer.ggml.pre), which edgeinfer does not know; guessing one would give other token "
-            "ids than the model was trained on. Convert the model with a known pre-tokenizer, or ask for this one to be added"
+            f"the vocabulary names the pre-tokenizer '{name}' (tokenizer.ggml.pre), which edgeinfer does not know; guessing one would give other "
+            "token ids than the model was trained on. Convert the model with a known pre-tokenizer, or ask for this one to be added"
         )
     return found

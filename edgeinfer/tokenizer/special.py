@@ -141,9 +141,7 @@ _END_TEXTS = (
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
-def correct_types_and_find_ends(
-    ids: Mapping[str, int], types: bytearray, named: NamedIds, pieces: Sequence[str]
-) -> tuple[NamedIds, frozenset[int]]:
+def correct_types_and_find_ends(ids: Mapping[str, int], types: bytearray, named: NamedIds, pieces: Sequence[str]) -> tuple[NamedIds, frozenset[int]]:
     """Complete `named` by the tokens' texts, change `types` where a name says more than the file, and collect the ids that end a generation."""
     for role, texts in _TEXTS_OF_ROLES.items():
         if getattr(named, role) is None:

@@ -1,7 +1,7 @@
 """The character classes of the pre-tokenizers: which code points are letters, numbers, punctuation, symbols, marks and white space.
 
-Regex engines carry the Unicode version of the day they were built, and so does Python (5,109 code points differ between Python 3.11's tables and those
-of llama.cpp). A vocabulary's ids must not depend on that, so the classes are fixed here: the facts of Unicode 15.1, as llama.cpp has them. Only
+Regex engines carry the Unicode version of the day they were built, and so does Python (5,109 code points differ between Python 3.11's tables and
+those of llama.cpp). A vocabulary's ids must not depend on that, so the classes are fixed here: the facts of Unicode 15.1, as llama.cpp has them. Only
 `pretokenizers` uses this module.
 """
 
@@ -34,7 +34,7 @@ _HAN_RANGES = (
     (0x2F800, 0x2FA1F),
 )
 
-# Run lengths over U+0000 ... U+10FFFF: a class (Number, Letter, Punctuation, Mark, Symbol, White space, other), then its length in hexadecimal (absent: 1).
+# Runs over U+0000 ... U+10FFFF: a class (Number, Letter, Punctuation, Mark, Symbol, White space, other), then the length in hexadecimal (absent: 1).
 _RUNS = (
     "o9W5o12WP3SP6SP4NaP2S3P2L1aP3SPSL1aPSPSo6Wo1aWPS5PS2LPSoS4N2SLP2SNLPN3PL17SL1fSL1caS4LcSeL5S7LSLS11M70L5SL2o2L4PLo4S2LPL3oLoL14oL53SL8bSM7La"
     "6oL26o2LP6L29P2o2S3oM2dPMPM2PM2PMo8L1bo4L4P2o11S3P2SP2S2MbPoP3L2bM15NaP4L2ML63PLM7oSM6L2M2SM4L2NaL3S2LPeo2LML1eM1bo2L59MbLoeNaL21M9L2SP3Lo2M"

@@ -64,7 +64,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise TokenizerError(f"the file has no vocabulary (no {PREFIX}model); take a GGUF file that was converted with its tokenizer")
     if model not in KNOWN_MODELS:
         raise TokenizerError(
-            f"{PREFIX}model is {model!r}, which edgeinfer does not have; it knows 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE) and 'gemma4'"
+            f"{PREFIX}model is {model!r}, which edgeinfer does not have; it knows 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE) and 'gemma4'"
         )
     algorithm = Algorithm.SENTENCE_PIECE if model == "llama" else Algorithm.BYTE_PAIR
     pieces = _strings(metadata, "tokens")
@@ -190,7 +190,7 @@ def _named_ids(metadata: Mapping[str, Any], count: int, algorithm: Algorithm) ->
 
 
 def _stripping_tokens(metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray) -> tuple[frozenset[int], frozenset[int]]:
-    """The tokens that swallow white space to their left and to their right. GGUF has no key for it: llama.cpp goes by the model's name, and so must we."""
+    """The tokens that swallow white space to their left, and to their right. GGUF has no key: llama.cpp goes by the model's name, so must we."""
     name = str(metadata.get("general.name", "")).lower()
     pre = str(metadata.get(PREFIX + "pre", ""))
     if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
