@@ -1,0 +1,69 @@
+"""llama.cpp's tokenizer alone, without its weights: the oracle of token ids for `edgeinfer verify`, the bars and the tests.
+
+Imports llama-cpp-python when the first vocabulary is opened, never before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgeinfer.core.errors import BackendUnavailableError, ModelFileError
+
+
+def _library() -> Any:
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendUnavailableError(f"llama-cpp-python cannot be used here ({error}); install it with `pip install edgeinfer[llamacpp]`") from error
+    return llama_cpp
+
+
+class LlamaCppVocabulary:
+    """The vocabulary of one GGUF file, opened by llama.cpp. Also a context manager. Raises BackendUnavailableError or ModelFileError."""
+
+    def __init__(self, model: Path) -> None:
+        library = _library()
+        # llama.cpp reports every metadata key on standard error; the callback must live as long as the library may call it.
+        LlamaCppVocabulary._silence = library.llama_log_callback(lambda level, text, user_data: None)
+        library.llama_log_set(LlamaCppVocabulary._silence, ctypes.c_void_p(0))
+        parameters = library.llama_model_default_params()
+        parameters.vocab_only = True
+        self._library = library
+        self._model = library.llama_model_load_from_file(os.fsencode(model), parameters)
+        if not self._model:
+            raise ModelFileError(f"llama.cpp cannot open the vocabulary of {model}")
+        self._vocabulary = library.llama_model_get_vocab(self._model)
+
+    _silence: Any = None
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return int(self._library.llama_vocab_n_tokens(self._vocabulary))
+
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """The ids that llama.cpp gives `text`; the switches mean the same as in edgeinfer's tokenizer."""
+        encoded = text.encode("utf-8")
+        room = len(encoded) + 16  # a byte is a token at worst; BOS, EOS and a space in front come on top
+        while True:
+            ids = (ctypes.c_int32 * room)()
+            count = self._library.llama_tokenize(self._vocabulary, encoded, len(encoded), ids, room, add_special, parse_special)
+            if count >= 0:
+                return list(ids[:count])
+            room = -count  # too small: the negative of what is needed
+
+    def close(self) -> None:
+        """Gives the vocabulary back. Idempotent."""
+        if self._model:
+            self._library.llama_model_free(self._model)
+            self._model = None
+
+    def __enter__(self) -> LlamaCppVocabulary:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
