@@ -94,7 +94,7 @@ _ODD_TEXTS = (
     "<s>text</s> <bos><eos><unk><pad> <start_of_turn>user\nhi<end_of_turn>\n",
     "<|endoftext|> before<|endoftext|>after <|end|> <|user|> [INST] [/INST] <<SYS>>",
     "<|im_start <|im_end|>> <|im_start|><|im_start|> half <|im_ tokens |im_end|>",
-    "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> <think></think> <|fim_prefix|>x<|fim_suffix|>",
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> <think></think> <|fim_prefix|>x<|fim_suffix|>',
 )
 
 _ALPHABETS = (
