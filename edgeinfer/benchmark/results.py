@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -10,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from edgeinfer.core import host
+from edgeinfer.core.errors import EdgeInferError
 
 OURS = "edgeinfer"
 
@@ -93,20 +97,17 @@ class BenchmarkResult:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, core count, memory, system and load of this machine, as far as Linux tells."""
-    found: dict[str, Any] = {"processor": platform.machine(), "system": platform.platform(), "python": platform.python_version()}
-    found["usable_cores"] = len(os.sched_getaffinity(0))
-    try:
-        found["load_average"] = round(os.getloadavg()[0], 2)
-        information = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        names = [line.partition(":")[2].strip() for line in information.splitlines() if line.startswith(("model name", "Model"))]
-        if names:
-            found["processor"] = names[0]
-        total = Path("/proc/meminfo").read_text(encoding="ascii").split("MemTotal:")[1].split()[0]
-        found["memory_bytes"] = int(total) * 1024
-    except (OSError, IndexError, ValueError):
-        pass  # a machine that does not tell is recorded without these
-    return found
+    """Processor, usable cores, memory, system and load of this machine."""
+    cores = host.usable_cores()
+    return {
+        "processor": host.processor_name(),
+        "usable_cores": cores.count,
+        "usable_cores_reason": cores.reason,
+        "memory_bytes": host.total_memory(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
 
 
 def commit(folder: Path) -> str | None:
@@ -117,3 +118,14 @@ def commit(folder: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return run.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def write_result(result: BenchmarkResult, folder: Path) -> Path:
+    """Writes the result as DATE-MODEL.json into `folder`, which is made if need be; a second run of a day replaces the first."""
+    path = folder / f"{result.date[:10]}-{result.model}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise EdgeInferError(f"cannot write {path}: {error.strerror}; choose another folder with --write") from error
+    return path

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from edgeinfer.cli import bench as bench_command
 from edgeinfer.cli import list as list_command
 from edgeinfer.cli import pull as pull_command
+from edgeinfer.cli import verify as verify_command
 from edgeinfer.cli.console import INTERRUPTED, guarded, prepare_streams
 from edgeinfer.core.version import __version__
 
@@ -36,6 +38,8 @@ def root(
 
 app.command("pull")(guarded(pull_command.pull))
 app.command("list")(guarded(list_command.list_models))
+app.command("verify")(guarded(verify_command.verify))
+app.command("bench")(guarded(bench_command.bench))
 
 
 def main() -> None:

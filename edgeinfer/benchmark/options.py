@@ -1,0 +1,34 @@
+"""What the command line of `edgeinfer bench` may say, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgeinfer.benchmark.rounds import PEERS
+from edgeinfer.core.errors import InvalidRequestError
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`"32,512"` -> (32, 512). Raises InvalidRequestError for anything that is not whole numbers with commas between."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidRequestError(f"prompt lengths are {text!r}; expected whole numbers with commas between, such as 32,512")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """`"llamacpp,ik_llamacpp"` -> both names; `"none"` -> (). Names are checked where they are used."""
+    if text.strip() == "none":
+        return ()
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_interpreters(pairs: Sequence[str]) -> dict[str, str]:
+    """`["ik_llamacpp=/path/python"]` -> {"ik_llamacpp": "/path/python"}. Raises InvalidRequestError for another form or an unknown peer."""
+    found = {}
+    for pair in pairs:
+        peer, separator, interpreter = pair.partition("=")
+        if not separator or not interpreter or peer not in PEERS:
+            raise InvalidRequestError(f"--peer-python is {pair!r}; expected PEER=INTERPRETER, with a peer of {', '.join(PEERS)}")
+        found[peer] = interpreter
+    return found

@@ -1,0 +1,40 @@
+"""`edgeinfer verify`: our kernels beside llama.cpp and the NumPy reference."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="a GGUF file, or the name of a model that was pulled")],
+    tokens: Annotated[int, typer.Option("--tokens", help="tokens of running text to compare, at least")] = 2112,
+    greedy_tokens: Annotated[int, typer.Option("--greedy-tokens", help="tokens to generate after each of ten prompts")] = 64,
+    backend: Annotated[str, typer.Option("--backend", help="the backend to judge")] = "numba",
+    threads: Annotated[int | None, typer.Option("--threads", help="worker threads; default: what this process may use")] = None,
+    instruction_set: Annotated[str | None, typer.Option("--instruction-set", help="a level's name, to force it")] = None,
+    without_oracle: Annotated[bool, typer.Option("--without-oracle", help="leave llama.cpp out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+) -> None:
+    """Compare our kernels with llama.cpp and the NumPy reference: token ids, divergence, perplexity, greedy generation.
+
+    Ends with 0 when every bar that could be judged holds, and with 1 when one is missed.
+    """
+    from rich.console import Console
+
+    from edgeinfer.cards import resolve_model
+    from edgeinfer.cli.console import print_json
+    from edgeinfer.cli.stages import StageReporter
+    from edgeinfer.verify.display import print_report
+    from edgeinfer.verify.run import VerifyOptions, verify_model
+
+    options = VerifyOptions(tokens, greedy_tokens, backend, threads, instruction_set, not without_oracle)
+    path = resolve_model(model)
+    with StageReporter() as reporter:
+        report = verify_model(path, options, reporter.stage)
+    print_report(report, Console(stderr=as_json))
+    if as_json:
+        print_json(report.to_json())
+    if not report.holds:
+        raise typer.Exit(1)
