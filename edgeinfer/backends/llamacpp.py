@@ -56,7 +56,7 @@ class LlamaCppBackend:
 
         Raises BackendUnavailableError without the library, ModelFileError with llama.cpp's own words for a file that it refuses.
         """
-        library = _load_library()
+        library = load_library()
         if options.instruction_set is not None:
             raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the llamacpp backend chooses its own; leave it out")
         _log_lines.clear()
@@ -207,7 +207,7 @@ def _version() -> str:
     return version("llama-cpp-python")
 
 
-def _load_library() -> Any:
+def load_library() -> Any:
     """llama-cpp-python's module of low-level functions, initialized once a process and silent."""
     global _library, _log_callback
     with _library_lock:

@@ -9,27 +9,16 @@ import ctypes
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from edgeinfer.core.errors import BackendUnavailableError, ModelFileError
-
-
-def _library() -> Any:
-    try:
-        import llama_cpp
-    except (ImportError, OSError, RuntimeError) as error:
-        raise BackendUnavailableError(f"llama-cpp-python cannot be used here ({error}); install it with `pip install edgeinfer[llamacpp]`") from error
-    return llama_cpp
+from edgeinfer.backends.llamacpp import load_library
+from edgeinfer.core.errors import ModelFileError
 
 
 class LlamaCppVocabulary:
     """The vocabulary of one GGUF file, opened by llama.cpp. Also a context manager. Raises BackendUnavailableError or ModelFileError."""
 
     def __init__(self, model: Path) -> None:
-        library = _library()
-        # llama.cpp reports every metadata key on standard error; the callback must live as long as the library may call it.
-        LlamaCppVocabulary._silence = library.llama_log_callback(lambda level, text, user_data: None)
-        library.llama_log_set(LlamaCppVocabulary._silence, ctypes.c_void_p(0))
+        library = load_library()
         parameters = library.llama_model_default_params()
         parameters.vocab_only = True
         self._library = library
@@ -37,8 +26,6 @@ class LlamaCppVocabulary:
         if not self._model:
             raise ModelFileError(f"llama.cpp cannot open the vocabulary of {model}")
         self._vocabulary = library.llama_model_get_vocab(self._model)
-
-    _silence: Any = None
 
     @property
     def size(self) -> int:
