@@ -62,7 +62,11 @@ class _FunctionType(_CallableType):
         super().__init__(f"{function.python.__module__}.{function.python.__qualname__}@{id(function)}", front_end)
 
     def get_call_type(self, context: Any, args: tuple[types.Type, ...], kws: dict[str, Any]) -> Any:
-        return self.front_end.function_signature(self, tuple(types.unliteral(argument) for argument in args))
+        # a parameter annotated `Constant` keeps the number itself in its type; others would be compiled again for each number
+        parameters = self.function.python.__code__.co_varnames
+        constants = {name for name, annotation in self.function.python.__annotations__.items() if annotation == "Constant"}
+        kept = (argument if name in constants else types.unliteral(argument) for name, argument in zip(parameters, args, strict=False))
+        return self.front_end.function_signature(self, tuple(kept))
 
 
 class _IdiomType(_CallableType):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels_numba.formats import Format
 from kernels_numba.formats.nibbles import half_bytes, half_column, join_nibbles, reciprocal, split_nibbles, truncated_codes
+from kernels_numba.layouts import PackedLayout
+from kernels_numba.layouts.nibbles import half_scale, pack_half, pack_words, second_half, unpack_nibbles
+from kernels_numba.simd.function import kernel_function
 
 
 def decode(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -25,3 +30,15 @@ FORMAT = Format(
     name="Q4_1", ggml_type=3, block_elements=32, block_bytes=20, quantized=True, has_minimum=True, elements_per_scale=32,
     lowest_code=0, highest_code=15, decode=decode, encode=encode,
 )  # fmt: skip
+
+
+@kernel_function
+def pack(simd: Any, block: int, record: int, slot: int, lane: int) -> None:
+    pack_half(simd, block, record + 2 * lane)
+    pack_half(simd, block + 2, record + 32 + 2 * lane)
+    pack_words(simd, block + 4, record + 64, lane, 4, 0)
+
+
+PACKED = PackedLayout(
+    groups_per_record=1, header_bytes=64, data_bytes=256, zero_shift=0, unpack=unpack_nibbles, scale=half_scale, minimum=second_half, pack=pack
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,9 @@ from kernels_numba.formats.nibbles import (
     split_nibbles,
     truncated_codes,
 )
+from kernels_numba.layouts import PackedLayout
+from kernels_numba.layouts.nibbles import half_scale, pack_bit_columns, pack_half, pack_words, unpack_five_bits
+from kernels_numba.simd.function import kernel_function
 
 
 def decode(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -34,3 +39,14 @@ FORMAT = Format(
     name="Q5_0", ggml_type=6, block_elements=32, block_bytes=22, quantized=True, has_minimum=False, elements_per_scale=32,
     lowest_code=-16, highest_code=15, decode=decode, encode=encode,
 )  # fmt: skip
+
+
+@kernel_function
+def pack(simd: Any, block: int, record: int, slot: int, lane: int) -> None:
+    pack_half(simd, block, record + 32 * slot + 2 * lane)
+    data = record + 64 + 320 * slot
+    pack_bit_columns(simd, simd.load_u32(block + 2), data, lane)
+    pack_words(simd, block + 6, data + 64, lane, 4, 0)
+
+
+PACKED = PackedLayout(groups_per_record=2, header_bytes=64, data_bytes=320, zero_shift=4, unpack=unpack_five_bits, scale=half_scale, pack=pack)

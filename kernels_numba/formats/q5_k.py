@@ -3,11 +3,17 @@ element e of sub-block s), then 128 bytes of low nibbles in the order of Q4_K; s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels_numba.formats import Format
 from kernels_numba.formats.k_scales import encode_sub_blocks, sub_block_scales
+from kernels_numba.layouts import PackedLayout
+from kernels_numba.layouts.k_blocks import k_minimum, k_scale, pack_k_header, pack_k_nibbles
+from kernels_numba.layouts.nibbles import unpack_five_bits
+from kernels_numba.simd.function import kernel_function
 
 _BIT_OF_SUB_BLOCK = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
 
@@ -33,3 +39,20 @@ FORMAT = Format(
     name="Q5_K", ggml_type=13, block_elements=256, block_bytes=176, quantized=True, has_minimum=True, elements_per_scale=32,
     lowest_code=0, highest_code=31, decode=decode, encode=encode,
 )  # fmt: skip
+
+
+@kernel_function
+def pack(simd: Any, block: int, record: int, slot: int, lane: int) -> None:
+    pack_k_header(simd, block, record, lane)
+    for group in range(8):
+        data = record + 320 + 320 * group
+        bits = 0
+        for vector in range(8):
+            bits |= ((simd.load_u32(block + 16 + 4 * vector) >> group) & 0x01010101) << vector
+        simd.store_i32(data + 4 * lane, bits)
+        pack_k_nibbles(simd, block + 48, data + 64, group, lane)
+
+
+PACKED = PackedLayout(
+    groups_per_record=8, header_bytes=320, data_bytes=320, zero_shift=0, unpack=unpack_five_bits, scale=k_scale, minimum=k_minimum, pack=pack
+)

@@ -1,26 +1,49 @@
-"""The compile-time values that kernels are specialized by, by name: formats ("Q4_1") and cache types ("f16"). Imported only where kernels compile."""
+"""The compile-time values that kernels are specialized by, by name: formats ("Q4_1"), cache types ("f16"), functions ("silu"). Imported only where kernels
+compile."""
 
 from __future__ import annotations
 
-import importlib
+import functools
+from typing import Any
 
 from kernels_numba.executor.compile import CompileTimeValue
-from kernels_numba.simd.function import KernelFunction, kernel_function
+from kernels_numba.formats import all_formats
+from kernels_numba.layouts import FloatLayout, PackedLayout, packed_layout
+from kernels_numba.ops import embedding, linear, variants
 
-_known: dict[str, CompileTimeValue] = {}
 
-
+@functools.cache
 def resolve_tag(name: str) -> CompileTimeValue:
-    """The tag of that name: the members of `layouts/NAME.py`, `ops/cache_types.py`, ... as compile-time values. One object a name."""
-    if name not in _known:
-        _known[name] = _make(name)
-    return _known[name]
+    """A format's tag has the members of its packed layout and the steps of drivers that follow from it; the others are named in `variants`."""
+    if name not in all_formats():
+        return CompileTimeValue(name, getattr(variants, name))
+    layout = packed_layout(name)
+    return CompileTimeValue(name, _float_members(layout) if isinstance(layout, FloatLayout) else _packed_members(name, layout))
 
 
-def _make(name: str) -> CompileTimeValue:
-    from kernels_numba.ops import variants
-
-    return CompileTimeValue(name, getattr(variants, name))
+def _float_members(layout: FloatLayout) -> dict[str, Any]:
+    return {"element_bytes": layout.element_bytes, "load": layout.load}
 
 
-__all__ = ["KernelFunction", "importlib", "kernel_function", "resolve_tag"]
+def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
+    members: dict[str, Any] = {
+        "block_bytes": all_formats()[name].block_bytes,
+        "blocks_per_record": 1 if all_formats()[name].block_elements > 32 else layout.groups_per_record,
+        "groups_per_record": layout.groups_per_record,
+        "header_bytes": layout.header_bytes,
+        "data_bytes": layout.data_bytes,
+        "record_bytes": layout.record_bytes,
+        "record_lines": layout.record_bytes // 64,
+        "zero_shift": layout.zero_shift,
+        "zero": 1 << layout.zero_shift if layout.zero_shift else 0,
+        "unpack": layout.unpack,
+        "scale": layout.scale,
+        "pack": layout.pack,
+        "step": linear.step_plain,
+        "element": embedding.element_plain,
+    }
+    if layout.minimum is not None:
+        members |= {"minimum": layout.minimum, "step": linear.step_with_minimum, "element": embedding.element_with_minimum}
+    if layout.low_scale is not None:
+        members |= {"low_scale": layout.low_scale, "high_scale": layout.high_scale, "step": linear.step_with_sub_scales, "element": embedding.element_with_sub_scales}
+    return members

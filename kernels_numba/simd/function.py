@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+Constant = int
+"""Annotates an integer parameter of a kernel function whose value must be known when compiling (a tile's width)."""
+
 
 class KernelFunction:
     """A function that other kernel functions may call; always inlined. Calling it from Python runs it as Python, with a `simd` that works on NumPy."""

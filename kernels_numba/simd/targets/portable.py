@@ -5,10 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
+from kernels_numba.simd.targets.tiles import (  # noqa: F401  (part of this target)
+    tile_accumulate,
+    tile_accumulate_sub_scales,
+    tile_add_minimum,
+    tile_fma,
+    tile_store,
+    tile_store_codes,
+    tile_zero,
+)
 from kernels_numba.simd.vectors import ELEMENTS, VECTORS, splat
 from kernels_numba.simd.vocabulary import Emission, idiom
 
@@ -459,8 +466,3 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     """The value itself. A target may hide where it came from, so that LLVM does not compute it again for each use."""
     return value
-
-
-def lanes(emission: Emission, values: Any) -> list[ir.Value]:
-    """The members of a tuple value."""
-    return [emission.builder.extract_value(values, index) for index in range(values.type.count)]

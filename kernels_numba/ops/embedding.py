@@ -1,0 +1,103 @@
+"""Embedding kernels: rows of a packed matrix, decoded, so that a matrix that is also the output matrix is kept once.
+
+A row is one lane of a row tile: a group is unpacked for all 16 rows and one of them is kept, which is cheap beside everything else. A decoded element has
+the bits of the format's `decode`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels_numba.executor.step import ROWS, TOKEN_IDS
+from kernels_numba.ops.common import float_word, share_start, word
+from kernels_numba.simd.function import kernel_function
+
+EMBEDDING_OPERANDS = (
+    "table",  # packed matrix
+    "columns",
+    "scale",  # float32 that each element is multiplied by
+    "scratch",  # per worker SCRATCH_BYTES
+    "output",
+    "output_stride",
+)
+SCRATCH_BYTES = 1024
+"""Codes of a group (512 bytes), then its scale, minimum or integer scales (64 bytes each)."""
+
+
+@kernel_function
+def element_plain(simd: Any, format: Any, record: int, slot: int, scratch: int) -> None:
+    """The group's scales, to the scratch that `scaled_element` reads."""
+    simd.store_f32x16(scratch + 512, format.scale(simd, record, slot))
+    simd.store_f32x16(scratch + 576, format.scale(simd, record, slot))
+    simd.store_i32x16(scratch + 640, simd.splat_i32(0))
+
+
+@kernel_function
+def element_with_minimum(simd: Any, format: Any, record: int, slot: int, scratch: int) -> None:
+    simd.store_f32x16(scratch + 512, format.scale(simd, record, slot))
+    simd.store_f32x16(scratch + 576, format.scale(simd, record, slot))
+    simd.store_f32x16(scratch + 640, format.minimum(simd, record, slot))
+
+
+@kernel_function
+def element_with_sub_scales(simd: Any, format: Any, record: int, slot: int, scratch: int) -> None:
+    scale = format.scale(simd, record, slot)
+    simd.store_f32x16(scratch + 512, scale * simd.f32_from_i32(format.low_scale(simd, record, slot)))
+    simd.store_f32x16(scratch + 576, scale * simd.f32_from_i32(format.high_scale(simd, record, slot)))
+    simd.store_i32x16(scratch + 640, simd.splat_i32(0))
+
+
+@kernel_function
+def decode_group(simd: Any, format: Any, record: int, slot: int, lane: int, factor: Any, scratch: int, output: int) -> None:
+    """32 elements of row `lane`, times `factor`."""
+    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
+    simd.tile_store_codes(codes, scratch)
+    format.element(simd, format, record, slot, scratch)
+    minimum = simd.load_f32(scratch + 640 + 4 * lane)
+    for half in range(2):
+        scale = simd.load_f32(scratch + 512 + 64 * half + 4 * lane)
+        for column in range(16):
+            position = 16 * half + column
+            code = simd.load_u8(scratch + 64 * (position // 4) + 4 * lane + position % 4) - format.zero
+            simd.store_f32(output + 4 * position, (simd.f32_from_i64(code) * scale + minimum) * factor)
+
+
+@kernel_function
+def embedding(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """Packed table; one output row per token of the step."""
+    table = word(simd, operands, 0)
+    columns = word(simd, operands, 1)
+    factor = float_word(simd, operands, 2)
+    scratch = word(simd, operands, 3) + worker * SCRATCH_BYTES
+    output = word(simd, operands, 4)
+    output_stride = word(simd, operands, 5)
+    rows = simd.load_i64(step + ROWS)
+    tokens = simd.load_i64(step + TOKEN_IDS)
+    groups = (columns + 31) // 32
+    tile_bytes = (groups + format.groups_per_record - 1) // format.groups_per_record * format.record_bytes
+    for row in range(share_start(simd, rows, worker, workers), share_start(simd, rows, worker + 1, workers)):
+        token = simd.load_i32(tokens + 4 * row)
+        tile = table + token // 16 * tile_bytes
+        for group in range(groups):
+            record = tile + group // format.groups_per_record * format.record_bytes
+            destination = output + row * output_stride + 128 * group
+            decode_group(simd, format, record, group % format.groups_per_record, token % 16, factor, scratch, destination)
+
+
+@kernel_function
+def embedding_float(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """A table of a float format."""
+    table = word(simd, operands, 0)
+    columns = word(simd, operands, 1)
+    factor = float_word(simd, operands, 2)
+    scratch = word(simd, operands, 3) + worker * SCRATCH_BYTES
+    output = word(simd, operands, 4)
+    output_stride = word(simd, operands, 5)
+    rows = simd.load_i64(step + ROWS)
+    tokens = simd.load_i64(step + TOKEN_IDS)
+    for row in range(share_start(simd, rows, worker, workers), share_start(simd, rows, worker + 1, workers)):
+        token = simd.load_i32(tokens + 4 * row)
+        tile = table + token // 16 * columns * 16 * format.element_bytes
+        for column in range(columns):
+            simd.store_f32x16(scratch, format.load(simd, tile + column * 16 * format.element_bytes))
+            simd.store_f32(output + row * output_stride + 4 * column, simd.load_f32(scratch + token % 16 * 4) * factor)

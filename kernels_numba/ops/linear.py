@@ -1,0 +1,163 @@
+"""Linear kernels: outputs = activations @ weights.T + bias + residual, for every format, with one chain of additions per (row, token) in all paths.
+
+One driver for quantized weights (`linear`) takes the format as a tag; it runs as matvec, small batch or GEMM by the tile width of the activations (1, 4 or
+16 tokens). Float weights take float32 activations (`linear_float`). Rows are shared out in units of 32, so that an operation that follows on the same
+columns needs no barrier. `docs/arithmetic.md` is the specification.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, row_count, share_start, tile_width, word
+from kernels_numba.simd.function import Constant, kernel_function
+
+LINEAR_OPERANDS = (
+    "weights",  # packed matrix
+    "row_tiles",
+    "columns",  # of the weights: the width of the input
+    "input",  # activation blocks (linear) or float32 rows (linear_float)
+    "input_stride",  # bytes, linear_float only
+    "bias",  # address of float32[row_tiles * 16], or 0
+    "residual",  # address of rows to add, or 0
+    "residual_stride",
+    "per_output",
+    "output",
+    "output_stride",
+)
+
+ROW_TILES_IN_CACHE = 16
+"""Row tiles of a GEMM that stay in the second-level cache while the tokens pass."""
+
+PREFETCH_BYTES = 4096
+
+
+@kernel_function
+def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int) -> Any:
+    """The tile after one group of 32 columns, for formats of scale * code."""
+    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
+    return simd.tile_accumulate(tile, codes, block, format.zero_shift, format.scale(simd, record, slot))
+
+
+@kernel_function
+def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int) -> Any:
+    """For formats of scale * code + minimum."""
+    tile = step_plain(simd, format, tile, record, slot, block)
+    return simd.tile_add_minimum(tile, block, format.minimum(simd, record, slot))
+
+
+@kernel_function
+def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int) -> Any:
+    """For formats whose groups have two halves with integer scales of their own."""
+    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
+    scale = format.scale(simd, record, slot)
+    low = format.low_scale(simd, record, slot)
+    return simd.tile_accumulate_sub_scales(tile, codes, block, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
+
+
+@kernel_function
+def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block: int, block_bytes: int) -> Any:
+    """The tile after all groups of a row tile, in ascending order."""
+    record = weights
+    for _ in range(groups // format.groups_per_record):
+        simd.prefetch(record + PREFETCH_BYTES, format.record_lines)
+        for slot in range(format.groups_per_record):
+            tile = format.step(simd, format, tile, record, slot, block)
+            block += block_bytes
+        record += format.record_bytes
+    for slot in range(groups % format.groups_per_record):
+        tile = format.step(simd, format, tile, record, slot, block)
+        block += block_bytes
+    return tile
+
+
+@kernel_function
+def bias_of(simd: Any, bias: int, tile: int) -> Any:
+    if bias == 0:
+        return simd.splat_f32(np.float32(0))
+    return simd.load_f32x16(bias + 64 * tile)
+
+
+@kernel_function
+def linear_tiles(simd: Any, format: Any, width: Constant, operands: int, rows: int, first: int, end: int) -> None:
+    """Row tiles first .. end for all tokens, in tiles of `width` (a constant) tokens."""
+    weights = word(simd, operands, 0)
+    groups = (word(simd, operands, 2) + 31) // 32
+    activations = word(simd, operands, 3)
+    bias = word(simd, operands, 5)
+    residual = word(simd, operands, 6)
+    residual_stride = word(simd, operands, 7)
+    output = word(simd, operands, 9)
+    output_stride = word(simd, operands, 10)
+    row_tile_bytes = (groups + format.groups_per_record - 1) // format.groups_per_record * format.record_bytes
+    block_bytes = BLOCK_BYTES_PER_TOKEN * width
+    chunk = first
+    while chunk < end:
+        chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
+        for token in range(0, rows, width):
+            blocks = activations + token // width * groups * block_bytes
+            for tile in range(chunk, chunk_end):
+                totals = row_tile(simd, format, simd.tile_zero(width), weights + tile * row_tile_bytes, groups, blocks, block_bytes)
+                at_residual = residual
+                if residual != 0:
+                    at_residual = residual + token * residual_stride + 64 * tile
+                simd.tile_store(
+                    totals, rows - token, bias_of(simd, bias, tile), output + token * output_stride + 64 * tile, output_stride, at_residual, residual_stride
+                )
+        chunk = chunk_end
+
+
+@kernel_function
+def linear(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """Quantized weights. The dot products are of integers and exact; see `tile_accumulate`."""
+    row_tiles = word(simd, operands, 1)
+    rows = row_count(simd, step, word(simd, operands, 8))
+    units = (row_tiles + 1) // 2
+    first = 2 * share_start(simd, units, worker, workers)
+    end = min(2 * share_start(simd, units, worker + 1, workers), row_tiles)
+    width = tile_width(simd, rows)
+    if width == 1:
+        linear_tiles(simd, format, 1, operands, rows, first, end)
+    elif width == 4:
+        linear_tiles(simd, format, 4, operands, rows, first, end)
+    else:
+        linear_tiles(simd, format, 16, operands, rows, first, end)
+
+
+@kernel_function
+def linear_float_tiles(simd: Any, format: Any, width: Constant, operands: int, token: int, count: int, tile: int) -> None:
+    """One row tile for `width` (a constant) tokens from `token`, of which `count` exist; the chain is over ascending columns."""
+    columns = word(simd, operands, 2)
+    input_stride = word(simd, operands, 4)
+    residual = word(simd, operands, 6)
+    residual_stride = word(simd, operands, 7)
+    output_stride = word(simd, operands, 10)
+    weight = word(simd, operands, 0) + tile * columns * 16 * format.element_bytes
+    value = word(simd, operands, 3) + token * input_stride
+    totals = simd.tile_zero(width)
+    for _ in range(columns):
+        totals = simd.tile_fma(totals, format.load(simd, weight), value, input_stride)
+        weight += 16 * format.element_bytes
+        value += 4
+    if residual != 0:
+        residual += token * residual_stride + 64 * tile
+    output = word(simd, operands, 9) + token * output_stride + 64 * tile
+    simd.tile_store(totals, count, bias_of(simd, word(simd, operands, 5), tile), output, output_stride, residual, residual_stride)
+
+
+@kernel_function
+def linear_float(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """Float weights and float32 activations: totals = fma(weight, activation, totals) over ascending columns."""
+    row_tiles = word(simd, operands, 1)
+    rows = row_count(simd, step, word(simd, operands, 8))
+    units = (row_tiles + 1) // 2
+    for tile in range(2 * share_start(simd, units, worker, workers), min(2 * share_start(simd, units, worker + 1, workers), row_tiles)):
+        token = 0
+        while token + 8 <= rows:
+            linear_float_tiles(simd, format, 8, operands, token, 8, tile)
+            token += 8
+        while token < rows:
+            linear_float_tiles(simd, format, 1, operands, token, 1, tile)
+            token += 1

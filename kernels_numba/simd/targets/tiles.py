@@ -1,0 +1,177 @@
+"""Idioms of the linear kernels: accumulators of a tile of 16 rows by `count` tokens, as a tuple of vectors, unrolled while emitting.
+
+Part of the portable target. The dot products go through the target's `dot_u8i8`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from kernels_numba.simd.vectors import VECTORS, splat
+from kernels_numba.simd.vocabulary import Emission, typed_idiom
+
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+F32X16, I32X16, I8X64 = (VECTORS[name].llvm for name in ("f32x16", "i32x16", "i8x64"))
+INTERLEAVED_TOKENS = 4
+"""Tokens whose dot products are interleaved: enough to hide the latency, few enough not to spill."""
+
+
+def _is_tile(kind: types.Type) -> bool:
+    return isinstance(kind, types.UniTuple) and kind.dtype == VECTORS["f32x16"]
+
+
+def _tile_zero_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+    if len(arguments) == 1 and isinstance(arguments[0], types.IntegerLiteral):
+        return types.UniTuple(VECTORS["f32x16"], arguments[0].literal_value)
+    return None
+
+
+@typed_idiom(_tile_zero_type)
+def tile_zero(e: Emission, kinds: tuple[types.Type, ...], count: ir.Value) -> ir.Value:
+    """Accumulators of zero for `count` (a constant) tokens."""
+    tokens = kinds[0].literal_value
+    return ir.Constant(ir.ArrayType(F32X16, tokens), [ir.Constant(F32X16, [0.0] * 16)] * tokens)
+
+
+def _broadcast(e: Emission, address: ir.Value, offset: int, vector: ir.VectorType) -> ir.Value:
+    element = vector.element
+    return splat(e.builder, e.builder.load(e.pointer(address, element, offset), align=4), vector)
+
+
+class _Block:
+    """The activations of a group for all tokens of a tile (`ops.common` has the layout)."""
+
+    def __init__(self, e: Emission, address: ir.Value, tokens: int) -> None:
+        self.e, self.address, self.tokens = e, address, tokens
+
+    def codes(self, token: int, vector: int) -> ir.Value:
+        return self.e.builder.bitcast(_broadcast(self.e, self.address, 32 * token + 4 * vector, I32X16), I8X64)
+
+    def scale(self, token: int) -> ir.Value:
+        return _broadcast(self.e, self.address, 32 * self.tokens + 4 * token, F32X16)
+
+    def scaled_sum(self, token: int) -> ir.Value:
+        return _broadcast(self.e, self.address, 36 * self.tokens + 4 * token, F32X16)
+
+    def minus_zero_times_sum(self, token: int, half: int | None, zero_shift: int) -> ir.Value:
+        """The first value of an integer accumulator: -(2 ** zero_shift) * sum of the codes (of one half of the group)."""
+        b = self.e.builder
+        if zero_shift == 0:
+            return ir.Constant(I32X16, [0] * 16)
+        parts = [b.load(self.e.pointer(self.address, I32, (40 + 4 * side) * self.tokens + 4 * token), align=4) for side in (0, 1) if half in (None, side)]
+        total = parts[0] if half is not None else b.add(parts[0], parts[1])
+        return splat(b, b.mul(total, I32(-(1 << zero_shift))), I32X16)
+
+
+def _token_groups(tokens: int, width: int) -> list[range]:
+    return [range(first, min(first + width, tokens)) for first in range(0, tokens, width)]
+
+
+def _finish(e: Emission, tile: ir.Value, parts: list[ir.Value]) -> ir.Value:
+    for token, value in enumerate(parts):
+        tile = e.builder.insert_value(tile, value, token)
+    return tile
+
+
+def _accumulate_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+    return arguments[0] if _is_tile(arguments[0]) and isinstance(arguments[3], types.IntegerLiteral) else None
+
+
+@typed_idiom(_accumulate_type)
+def tile_accumulate(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, shift: Any, scale: ir.Value) -> ir.Value:
+    """For each token: tile += float32(sum of (code - zero) * activation code) * (scale * activation scale), the product of the scales rounded first."""
+    b = e.builder
+    activations = _Block(e, block, kinds[0].count)
+    weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
+    totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
+    for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
+        dots = {token: activations.minus_zero_times_sum(token, None, kinds[3].literal_value) for token in tokens}
+        for vector in range(8):
+            for token in tokens:
+                dots[token] = e.call("dot_u8i8", dots[token], weights[vector], activations.codes(token, vector))
+        for token in tokens:
+            factor = b.fmul(scale, activations.scale(token))
+            totals[token] = e.call("fma", b.sitofp(dots[token], F32X16), factor, totals[token])
+    return _finish(e, tile, totals)
+
+
+@typed_idiom(_accumulate_type)
+def tile_accumulate_sub_scales(
+    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, shift: Any, scale: ir.Value, low: ir.Value, high: ir.Value
+) -> ir.Value:
+    """The same where columns 0-15 and 16-31 have integer scales of their own: the integer sum is low * dot of the first half + high * dot of the second."""
+    b = e.builder
+    activations = _Block(e, block, kinds[0].count)
+    weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
+    totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
+    for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS // 2):
+        halves = {(token, half): activations.minus_zero_times_sum(token, half, kinds[3].literal_value) for token in tokens for half in (0, 1)}
+        for vector in range(4):
+            for token in tokens:
+                for half in (0, 1):
+                    part = 4 * half + vector
+                    halves[token, half] = e.call("dot_u8i8", halves[token, half], weights[part], activations.codes(token, part))
+        for token in tokens:
+            total = b.add(b.mul(halves[token, 0], low), b.mul(halves[token, 1], high))
+            factor = b.fmul(scale, activations.scale(token))
+            totals[token] = e.call("fma", b.sitofp(total, F32X16), factor, totals[token])
+    return _finish(e, tile, totals)
+
+
+def _first_tile(arguments: tuple[types.Type, ...]) -> types.Type | None:
+    return arguments[0] if _is_tile(arguments[0]) else None
+
+
+@typed_idiom(_first_tile)
+def tile_add_minimum(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, block: ir.Value, minimum: ir.Value) -> ir.Value:
+    """For each token: tile += minimum * (activation scale * sum of the activation codes), fused."""
+    activations = _Block(e, block, kinds[0].count)
+    parts = [e.call("fma", minimum, activations.scaled_sum(token), e.builder.extract_value(tile, token)) for token in range(kinds[0].count)]
+    return _finish(e, tile, parts)
+
+
+@typed_idiom(_first_tile)
+def tile_fma(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, vector: ir.Value, address: ir.Value, stride: ir.Value) -> ir.Value:
+    """For each token t: tile[t] = fma(vector, float32 at address + t * stride, tile[t])."""
+    parts = []
+    for token in range(kinds[0].count):
+        parts.append(e.call("fma", vector, _broadcast(e, address, 0, F32X16), e.builder.extract_value(tile, token)))
+        address = e.builder.add(address, stride)
+    return _finish(e, tile, parts)
+
+
+def _store_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+    return types.void if _is_tile(arguments[0]) else None
+
+
+@typed_idiom(_store_type)
+def tile_store(
+    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, count: ir.Value, bias: ir.Value, output: ir.Value, stride: ir.Value,
+    residual: ir.Value, residual_stride: ir.Value,
+) -> None:  # fmt: skip
+    """For each token t < count: 16 floats at output + t * stride = tile[t] + bias, and + those at residual + t * residual_stride if residual is not 0."""
+    b = e.builder
+    for token in range(kinds[0].count):
+        with b.if_then(b.icmp_signed(">", count, I64(token))):
+            value = b.fadd(b.extract_value(tile, token), bias)
+            address = b.add(output, b.mul(stride, I64(token)))
+            with b.if_else(b.icmp_signed("==", residual, I64(0))) as (without, with_residual):
+                with without:
+                    b.store(value, e.pointer(address, F32X16), align=4)
+                with with_residual:
+                    other = b.load(e.pointer(b.add(residual, b.mul(residual_stride, I64(token))), F32X16), align=4)
+                    b.store(b.fadd(value, other), e.pointer(address, F32X16), align=4)
+
+
+def _codes_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+    return types.void if isinstance(arguments[0], types.UniTuple) and arguments[0].dtype == VECTORS["i8x64"] else None
+
+
+@typed_idiom(_codes_type)
+def tile_store_codes(e: Emission, kinds: tuple[types.Type, ...], codes: ir.Value, address: ir.Value) -> None:
+    """The vectors of a tuple, one after the other."""
+    for vector in range(kinds[0].count):
+        e.builder.store(e.builder.extract_value(codes, vector), e.pointer(address, I8X64, 64 * vector), align=1)
