@@ -22,7 +22,7 @@ from numba.extending import lower_getattr_generic, models, register_model, typeo
 
 from kernels_numba.simd.function import KernelFunction
 from kernels_numba.simd.levels import Level
-from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target
+from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target, tile_tokens
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
@@ -136,7 +136,7 @@ class FrontEnd:
     def __init__(self, level: Level) -> None:
         self.level = level
         self.idioms = load_target(level.target)
-        self.simd = CompileTimeValue("simd", self.idioms)
+        self.simd = CompileTimeValue("simd", {**self.idioms, "tile_tokens": tile_tokens(level.target)})
         self.typing_context = cpu_target.typing_context
         self.target_context = cpu_target.target_context.subtarget(_internal_codegen=_Codegen("kernels"), aot_mode=True)
         self._functions: dict[KernelFunction, _FunctionType] = {}

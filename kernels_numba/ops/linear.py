@@ -35,41 +35,41 @@ PREFETCH_BYTES = 4096
 
 
 @kernel_function
-def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int) -> Any:
+def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int) -> Any:
     """The tile after one group of 32 columns, for formats of scale * code."""
     codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
-    return simd.tile_accumulate(tile, codes, block, format.zero_shift, format.scale(simd, record, slot))
+    return simd.tile_accumulate(tile, codes, block, width, first, format.zero_shift, format.scale(simd, record, slot))
 
 
 @kernel_function
-def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int) -> Any:
+def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int) -> Any:
     """For formats of scale * code + minimum."""
-    tile = step_plain(simd, format, tile, record, slot, block)
-    return simd.tile_add_minimum(tile, block, format.minimum(simd, record, slot))
+    tile = step_plain(simd, format, tile, record, slot, block, width, first)
+    return simd.tile_add_minimum(tile, block, width, first, format.minimum(simd, record, slot))
 
 
 @kernel_function
-def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int) -> Any:
+def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int) -> Any:
     """For formats whose groups have two halves with integer scales of their own."""
     codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
     scale = format.scale(simd, record, slot)
     low = format.low_scale(simd, record, slot)
-    return simd.tile_accumulate_sub_scales(tile, codes, block, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
+    return simd.tile_accumulate_sub_scales(tile, codes, block, width, first, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
 
 
 @kernel_function
-def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block: int, block_bytes: int) -> Any:
+def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block: int, width: Constant, first: int) -> Any:
     """The tile after all groups of a row tile, in ascending order."""
     record = weights
     for _ in range(groups // format.groups_per_record):
         simd.prefetch(record + PREFETCH_BYTES, format.record_lines)
         for slot in range(format.groups_per_record):
-            tile = format.step(simd, format, tile, record, slot, block)
-            block += block_bytes
+            tile = format.step(simd, format, tile, record, slot, block, width, first)
+            block += BLOCK_BYTES_PER_TOKEN * width
         record += format.record_bytes
     for slot in range(groups % format.groups_per_record):
-        tile = format.step(simd, format, tile, record, slot, block)
-        block += block_bytes
+        tile = format.step(simd, format, tile, record, slot, block, width, first)
+        block += BLOCK_BYTES_PER_TOKEN * width
     return tile
 
 
@@ -81,8 +81,8 @@ def bias_of(simd: Any, bias: int, tile: int) -> Any:
 
 
 @kernel_function
-def linear_tiles(simd: Any, format: Any, width: Constant, operands: int, rows: int, first: int, end: int) -> None:
-    """Row tiles first .. end for all tokens, in tiles of `width` (a constant) tokens."""
+def linear_tiles(simd: Any, format: Any, width: Constant, tokens: Constant, operands: int, rows: int, first: int, end: int) -> None:
+    """Row tiles first .. end for all tokens, `tokens` at a time (what the registers hold) of activation tiles of `width`."""
     weights = word(simd, operands, 0)
     groups = (word(simd, operands, 2) + 31) // 32
     activations = word(simd, operands, 3)
@@ -92,14 +92,13 @@ def linear_tiles(simd: Any, format: Any, width: Constant, operands: int, rows: i
     output = word(simd, operands, 9)
     output_stride = word(simd, operands, 10)
     row_tile_bytes = (groups + format.groups_per_record - 1) // format.groups_per_record * format.record_bytes
-    block_bytes = BLOCK_BYTES_PER_TOKEN * width
     chunk = first
     while chunk < end:
         chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
-        for token in range(0, rows, width):
-            blocks = activations + token // width * groups * block_bytes
+        for token in range(0, rows, tokens):
+            blocks = activations + token // width * groups * (BLOCK_BYTES_PER_TOKEN * width)
             for tile in range(chunk, chunk_end):
-                totals = row_tile(simd, format, simd.tile_zero(width), weights + tile * row_tile_bytes, groups, blocks, block_bytes)
+                totals = row_tile(simd, format, simd.tile_zero(tokens), weights + tile * row_tile_bytes, groups, blocks, width, token % width)
                 at_residual = residual
                 if residual != 0:
                     at_residual = residual + token * residual_stride + 64 * tile
@@ -119,11 +118,11 @@ def linear(simd: Any, format: Any, operands: int, step: int, worker: int, worker
     end = min(2 * share_start(simd, units, worker + 1, workers), row_tiles)
     width = tile_width(simd, rows)
     if width == 1:
-        linear_tiles(simd, format, 1, operands, rows, first, end)
+        linear_tiles(simd, format, 1, 1, operands, rows, first, end)
     elif width == 4:
-        linear_tiles(simd, format, 4, operands, rows, first, end)
+        linear_tiles(simd, format, 4, 4, operands, rows, first, end)
     else:
-        linear_tiles(simd, format, 16, operands, rows, first, end)
+        linear_tiles(simd, format, 16, simd.tile_tokens, operands, rows, first, end)
 
 
 @kernel_function

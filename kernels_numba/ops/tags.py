@@ -45,5 +45,6 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
     if layout.minimum is not None:
         members |= {"minimum": layout.minimum, "step": linear.step_with_minimum, "element": embedding.element_with_minimum}
     if layout.low_scale is not None:
-        members |= {"low_scale": layout.low_scale, "high_scale": layout.high_scale, "step": linear.step_with_sub_scales, "element": embedding.element_with_sub_scales}
+        members |= {"low_scale": layout.low_scale, "high_scale": layout.high_scale}
+        members |= {"step": linear.step_with_sub_scales, "element": embedding.element_with_sub_scales}
     return members

@@ -105,6 +105,12 @@ def load_target(name: str) -> Mapping[str, Idiom]:
     return idioms
 
 
+def tile_tokens(name: str) -> int:
+    """Tokens whose accumulators, with a group's codes, fit the target's registers: `TILE_TOKENS` of the target or of what it builds on."""
+    module = importlib.import_module(f"kernels_numba.simd.targets.{name}")
+    return module.TILE_TOKENS if hasattr(module, "TILE_TOKENS") else tile_tokens(module.BASE)
+
+
 def convert(builder: ir.IRBuilder, idiom: Idiom, values: tuple[ir.Value, ...]) -> list[ir.Value]:
     """Integer arguments cut or extended to what the signature says."""
     if idiom.parameters is None:
@@ -113,4 +119,4 @@ def convert(builder: ir.IRBuilder, idiom: Idiom, values: tuple[ir.Value, ...]) -
     return [resize(builder, value, widths[name]) if name in widths else value for name, value in zip(idiom.parameters, values, strict=True)]
 
 
-__all__ = ["Emission", "Idiom", "VectorType", "convert", "idiom", "load_target", "typed_idiom"]
+__all__ = ["Emission", "Idiom", "VectorType", "convert", "idiom", "load_target", "tile_tokens", "typed_idiom"]

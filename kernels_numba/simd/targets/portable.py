@@ -19,6 +19,8 @@ from kernels_numba.simd.targets.tiles import (  # noqa: F401  (part of this targ
 from kernels_numba.simd.vectors import ELEMENTS, VECTORS, splat
 from kernels_numba.simd.vocabulary import Emission, idiom
 
+TILE_TOKENS = 4
+
 I8, I16, I32, I64 = (ELEMENTS[name] for name in ("i8", "i16", "i32", "i64"))
 F32, F64 = ELEMENTS["f32"], ELEMENTS["f64"]
 F32X16, F64X16, I32X16, I8X64 = (VECTORS[name].llvm for name in ("f32x16", "f64x16", "i32x16", "i8x64"))

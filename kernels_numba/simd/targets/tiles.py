@@ -42,26 +42,31 @@ def _broadcast(e: Emission, address: ir.Value, offset: int, vector: ir.VectorTyp
 
 
 class _Block:
-    """The activations of a group for all tokens of a tile (`ops.common` has the layout)."""
+    """The activations of a group for the tokens first .. first + count of a tile of `width` tokens (`ops.common` has the layout)."""
 
-    def __init__(self, e: Emission, address: ir.Value, tokens: int) -> None:
-        self.e, self.address, self.tokens = e, address, tokens
+    def __init__(self, e: Emission, address: ir.Value, width: int, first: ir.Value) -> None:
+        b = e.builder
+        self.e, self.width = e, width
+        self.of_codes = b.add(address, b.mul(first, I64(32))) if width > 1 else address
+        self.of_numbers = b.add(address, b.mul(first, I64(4))) if width > 1 else address
 
     def codes(self, token: int, vector: int) -> ir.Value:
-        return self.e.builder.bitcast(_broadcast(self.e, self.address, 32 * token + 4 * vector, I32X16), I8X64)
+        return self.e.builder.bitcast(_broadcast(self.e, self.of_codes, 32 * token + 4 * vector, I32X16), I8X64)
 
     def scale(self, token: int) -> ir.Value:
-        return _broadcast(self.e, self.address, 32 * self.tokens + 4 * token, F32X16)
+        return _broadcast(self.e, self.of_numbers, 32 * self.width + 4 * token, F32X16)
 
     def scaled_sum(self, token: int) -> ir.Value:
-        return _broadcast(self.e, self.address, 36 * self.tokens + 4 * token, F32X16)
+        return _broadcast(self.e, self.of_numbers, 36 * self.width + 4 * token, F32X16)
 
     def minus_zero_times_sum(self, token: int, half: int | None, zero_shift: int) -> ir.Value:
         """The first value of an integer accumulator: -(2 ** zero_shift) * sum of the codes (of one half of the group)."""
         b = self.e.builder
         if zero_shift == 0:
             return ir.Constant(I32X16, [0] * 16)
-        parts = [b.load(self.e.pointer(self.address, I32, (40 + 4 * side) * self.tokens + 4 * token), align=4) for side in (0, 1) if half in (None, side)]
+        parts = [
+            b.load(self.e.pointer(self.of_numbers, I32, (40 + 4 * side) * self.width + 4 * token), align=4) for side in (0, 1) if half in (None, side)
+        ]
         total = parts[0] if half is not None else b.add(parts[0], parts[1])
         return splat(b, b.mul(total, I32(-(1 << zero_shift))), I32X16)
 
@@ -77,18 +82,21 @@ def _finish(e: Emission, tile: ir.Value, parts: list[ir.Value]) -> ir.Value:
 
 
 def _accumulate_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
-    return arguments[0] if _is_tile(arguments[0]) and isinstance(arguments[3], types.IntegerLiteral) else None
+    return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 5)) else None
 
 
 @typed_idiom(_accumulate_type)
-def tile_accumulate(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, shift: Any, scale: ir.Value) -> ir.Value:
+def tile_accumulate(
+    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
+    scale: ir.Value,
+) -> ir.Value:  # fmt: skip
     """For each token: tile += float32(sum of (code - zero) * activation code) * (scale * activation scale), the product of the scales rounded first."""
     b = e.builder
-    activations = _Block(e, block, kinds[0].count)
+    activations = _Block(e, block, kinds[3].literal_value, first)
     weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
-        dots = {token: activations.minus_zero_times_sum(token, None, kinds[3].literal_value) for token in tokens}
+        dots = {token: activations.minus_zero_times_sum(token, None, kinds[5].literal_value) for token in tokens}
         for vector in range(8):
             for token in tokens:
                 dots[token] = e.call("dot_u8i8", dots[token], weights[vector], activations.codes(token, vector))
@@ -100,15 +108,16 @@ def tile_accumulate(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, 
 
 @typed_idiom(_accumulate_type)
 def tile_accumulate_sub_scales(
-    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, shift: Any, scale: ir.Value, low: ir.Value, high: ir.Value
-) -> ir.Value:
+    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
+    scale: ir.Value, low: ir.Value, high: ir.Value,
+) -> ir.Value:  # fmt: skip
     """The same where columns 0-15 and 16-31 have integer scales of their own: the integer sum is low * dot of the first half + high * dot of the second."""
     b = e.builder
-    activations = _Block(e, block, kinds[0].count)
+    activations = _Block(e, block, kinds[3].literal_value, first)
     weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS // 2):
-        halves = {(token, half): activations.minus_zero_times_sum(token, half, kinds[3].literal_value) for token in tokens for half in (0, 1)}
+        halves = {(token, half): activations.minus_zero_times_sum(token, half, kinds[5].literal_value) for token in tokens for half in (0, 1)}
         for vector in range(4):
             for token in tokens:
                 for half in (0, 1):
@@ -126,9 +135,9 @@ def _first_tile(arguments: tuple[types.Type, ...]) -> types.Type | None:
 
 
 @typed_idiom(_first_tile)
-def tile_add_minimum(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, block: ir.Value, minimum: ir.Value) -> ir.Value:
+def tile_add_minimum(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, block: ir.Value, width: Any, first: ir.Value, minimum: ir.Value) -> ir.Value:
     """For each token: tile += minimum * (activation scale * sum of the activation codes), fused."""
-    activations = _Block(e, block, kinds[0].count)
+    activations = _Block(e, block, kinds[2].literal_value, first)
     parts = [e.call("fma", minimum, activations.scaled_sum(token), e.builder.extract_value(tile, token)) for token in range(kinds[0].count)]
     return _finish(e, tile, parts)
 

@@ -8,6 +8,7 @@ from kernels_numba.simd.targets.portable import I8X64, I32X16
 from kernels_numba.simd.vocabulary import Emission, idiom
 
 BASE = "x86_avx2"
+TILE_TOKENS = 16
 
 
 @idiom("i32x16(i32x16, i8x64, i8x64)")
