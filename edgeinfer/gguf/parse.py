@@ -32,6 +32,8 @@ LONGEST_TENSOR_NAME = 256
 MOST_DIMENSIONS = 4
 LARGEST_ALIGNMENT = 1 << 20
 
+# Both a key and a tensor's description begin with a length of 8 bytes and have a number of 4 bytes at least.
+_SMALLEST_RECORD = 12
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -134,9 +136,8 @@ def parse_file(file: mmap.mmap | None, path: str, shard: int) -> ParsedFile:
     tensor_count = cursor.u64("the number of tensors")
     key_count = cursor.u64("the number of metadata keys")
     left = cursor.size - HEADER_BYTES
-    # A key takes at least 13 bytes, a tensor's description at least 33.
-    for count, smallest, most, what in ((key_count, 13, MOST_KEYS, "metadata keys"), (tensor_count, 33, MOST_TENSORS, "tensors")):
-        if count * smallest > left or count > most:
+    for count, most, what in ((key_count, MOST_KEYS, "metadata keys"), (tensor_count, MOST_TENSORS, "tensors")):
+        if count * _SMALLEST_RECORD > left or count > most:
             raise cursor.fail(f"the header announces {count} {what}, which {left} bytes cannot hold; the file is damaged, fetch it again")
 
     entries: dict[str, Entry] = {}

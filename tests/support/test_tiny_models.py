@@ -78,11 +78,8 @@ def test_a_chain_refuses_a_token_twice(tmp_path: Path) -> None:
 
 def test_metadata_and_tensors_can_be_replaced_and_left_out(tmp_path: Path) -> None:
     replacement = np.full(64, 2, np.float32)
-    path = tiny_llama(
-        tmp_path / "tiny.gguf",
-        metadata={"llama.rope.freq_base": None, "llama.new": 5},
-        tensors={"output_norm.weight": replacement, "output.weight": None},
-    )
+    metadata = {"llama.rope.freq_base": None, "llama.new": 5}
+    path = tiny_llama(tmp_path / "tiny.gguf", metadata=metadata, tensors={"output_norm.weight": replacement, "output.weight": None})
     with GGUFFile.open(path) as file:
         assert "llama.rope.freq_base" not in file.metadata
         assert file.metadata["llama.new"] == 5
