@@ -1,9 +1,16 @@
-"""The step's words: what every kernel may read about the step. Written by the backend before a step, read by kernels; free of Numba.
+"""The step's words: what every kernel may read about the step. Filled by the backend before a step (`StepRecord`), read by kernels; free of Numba.
 
 The record is int64 words at a 64-byte aligned address; `STEP_WORDS` names them in order and `Word` gives their indices to kernels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels_numba.executor.aligned import address_of, aligned_zeros
 
 STEP_WORDS = (
     "rows",  # tokens of the step
@@ -28,3 +35,119 @@ STEP_WORDS = (
 
 STATUS_NON_FINITE = 1
 QUERY_BLOCK_ROWS = 8
+
+
+class StepRecord:
+    """The memory of a step's words and arrays, made once for the largest step and filled for each. Not thread-safe, but for `cancel`."""
+
+    def __init__(self, maximum_rows: int, maximum_sequences: int, cache_groups: int, maximum_outputs: int | None = None) -> None:
+        outputs = maximum_rows if maximum_outputs is None else maximum_outputs
+        self.maximum_rows = maximum_rows
+        self.words: NDArray[np.int64] = aligned_zeros(len(STEP_WORDS), np.int64)
+        self.token_ids: NDArray[np.int32] = aligned_zeros(maximum_rows, np.int32)
+        self.rope_positions: NDArray[np.int32] = aligned_zeros(maximum_rows, np.int32)
+        self.slots: NDArray[np.int32] = aligned_zeros(maximum_rows, np.int32)
+        self.row_sequences: NDArray[np.int32] = aligned_zeros(maximum_rows, np.int32)
+        self.output_rows: NDArray[np.int32] = aligned_zeros(max(1, outputs), np.int32)[:outputs]
+        self.query_blocks: NDArray[np.int32] = aligned_zeros((maximum_rows, 4), np.int32)
+        self.page_tables: NDArray[np.int64] = aligned_zeros((maximum_sequences, max(1, cache_groups)), np.int64)[:, :cache_groups]
+        self._tables: Sequence[Sequence[NDArray[np.int32]]] = ()  # alive while their addresses are in page_tables
+        for offset, array in (
+            (TOKEN_IDS, self.token_ids), (ROPE_POSITIONS, self.rope_positions), (SLOTS, self.slots), (ROW_SEQUENCES, self.row_sequences),
+            (OUTPUT_ROWS, self.output_rows), (QUERY_BLOCKS, self.query_blocks), (PAGE_TABLES, self.page_tables),
+        ):  # fmt: skip
+            self.words[offset // 8] = address_of(array)
+        self.words[CACHE_GROUPS // 8] = cache_groups
+        self.address = address_of(self.words)
+
+    def fill(
+        self,
+        token_ids: NDArray[np.int32],
+        rope_positions: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        row_sequences: NDArray[np.int32],
+        output_rows: NDArray[np.int32],
+        page_tables: Sequence[Sequence[NDArray[np.int32]]],
+    ) -> None:
+        """Writes a step: per row its token, position for rope, slot in its sequence's cache and index of its sequence (int32[rows] each), the rows
+        whose logits are asked for (ascending), and per sequence and cache group the page ids (contiguous int32[pages], kept alive until the next fill).
+
+        Clears status and cancel. Raises ValueError for a step that is empty, larger than the record, or that points outside of itself: kernels check
+        nothing.
+        """
+        rows = len(token_ids)
+        if not 1 <= rows <= self.maximum_rows:
+            raise ValueError(f"a step of {rows} rows; this record holds 1 to {self.maximum_rows}")
+        for name, array in (("rope positions", rope_positions), ("slots", slots), ("row sequences", row_sequences)):
+            if len(array) != rows:
+                raise ValueError(f"{len(array)} {name} for {rows} rows")
+        outputs = len(output_rows)
+        if outputs > len(self.output_rows):
+            raise ValueError(f"{outputs} output rows; this record holds {len(self.output_rows)}")
+        _check_range("row sequences", row_sequences, len(page_tables))
+        _check_range("output rows", output_rows, rows)
+        self.token_ids[:rows] = token_ids
+        self.rope_positions[:rows] = rope_positions
+        self.slots[:rows] = slots
+        self.row_sequences[:rows] = row_sequences
+        self.output_rows[:outputs] = output_rows
+        self._fill_page_tables(page_tables)
+        words = self.words
+        words[ROWS // 8] = rows
+        words[OUTPUTS // 8] = outputs
+        words[QUERY_BLOCK_COUNT // 8] = self._fill_query_blocks(rows)
+        words[STATUS // 8] = 0
+        words[CANCEL // 8] = 0
+
+    @property
+    def rows(self) -> int:
+        return int(self.words[ROWS // 8])
+
+    @property
+    def status(self) -> int:
+        """0, or the first fault that a kernel found since the step was filled: STATUS_..."""
+        return int(self.words[STATUS // 8])
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self.words[CANCEL // 8])
+
+    def cancel(self) -> None:
+        """Stops the running step between two operations; from any thread. Filling the record for another step takes it back."""
+        self.words[CANCEL // 8] = 1
+
+    def _fill_page_tables(self, page_tables: Sequence[Sequence[NDArray[np.int32]]]) -> None:
+        sequences, groups = self.page_tables.shape
+        if len(page_tables) > sequences:
+            raise ValueError(f"page tables of {len(page_tables)} sequences; this record holds {sequences}")
+        for sequence, tables in enumerate(page_tables):
+            if len(tables) != groups:
+                raise ValueError(f"sequence {sequence} has {len(tables)} page tables, the model has {groups} cache groups")
+            for group, table in enumerate(tables):
+                if table.dtype != np.int32 or not table.flags.c_contiguous:
+                    raise ValueError(f"the page table of sequence {sequence}, cache group {group} must be contiguous int32, not {table.dtype}")
+                self.page_tables[sequence, group] = address_of(table)
+        self._tables = page_tables
+
+    def _fill_query_blocks(self, rows: int) -> int:
+        """Cuts the rows into runs of consecutive slots of one sequence, and the runs into blocks. Returns the number of blocks."""
+        slots, sequences = self.slots[:rows], self.row_sequences[:rows]
+        starts_run = np.ones(rows, bool)
+        np.not_equal(sequences[1:], sequences[:-1], out=starts_run[1:])
+        starts_run[1:] |= slots[1:] != slots[:-1] + 1
+        indices = np.arange(rows)
+        run_start = np.maximum.accumulate(np.where(starts_run, indices, 0))
+        first_rows = np.flatnonzero((indices - run_start) % QUERY_BLOCK_ROWS == 0)
+        count = len(first_rows)
+        blocks = self.query_blocks[:count]
+        blocks[:, 0] = first_rows
+        blocks[:-1, 1] = first_rows[1:] - first_rows[:-1]
+        blocks[-1, 1] = rows - first_rows[-1]
+        blocks[:, 2] = sequences[first_rows]
+        blocks[:, 3] = slots[first_rows]
+        return count
+
+
+def _check_range(name: str, values: NDArray[np.int32], end: int) -> None:
+    if len(values) and not (0 <= values.min() and values.max() < end):
+        raise ValueError(f"{name} must be from 0 to {end - 1}, not {values.min()} to {values.max()}")

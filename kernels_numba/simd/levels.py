@@ -32,7 +32,7 @@ LEVELS: tuple[Level, ...] = (
         "avx512f avx512bw avx512vl avx512dq avx512_vnni avx2 fma f16c bmi2",
     ),
     _level("x86_avx2", "x86_64", "x86_avx2", "haswell", "", "avx2 fma f16c bmi2"),
-    _level("x86_portable", "x86_64", "portable", "x86-64", "", ""),
+    _level("x86_portable", "x86_64", "x86_portable", "x86-64", "", ""),
     _level("arm_dotprod", "aarch64", "arm_dotprod", "cortex-a76", "", "asimd asimddp"),
     _level("arm_neon", "aarch64", "arm_neon", "cortex-a72", "", "asimd"),
 )

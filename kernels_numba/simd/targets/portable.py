@@ -7,6 +7,18 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from kernels_numba.simd.targets.synchronisation import (  # noqa: F401  (part of this target)
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_clock,
+    call_kernel,
+    call_system,
+    floating_point_mode,
+    pause,
+    plain_floating_point_mode,
+    set_floating_point_mode,
+)
 from kernels_numba.simd.targets.tiles import (  # noqa: F401  (part of this target)
     tile_accumulate,
     tile_accumulate_sub_scales,

@@ -7,7 +7,7 @@ from llvmlite import ir
 from kernels_numba.simd.targets.portable import F32X16, I16X16
 from kernels_numba.simd.vocabulary import Emission, idiom
 
-BASE = "portable"
+BASE = "x86_portable"
 HALFX16 = ir.VectorType(ir.HalfType(), 16)
 
 

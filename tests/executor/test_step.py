@@ -1,0 +1,110 @@
+"""The step record: its words and arrays against a row-by-row twin, and the refusal of steps that point outside of themselves."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from kernels_numba.executor.step import QUERY_BLOCK_ROWS, STEP_WORDS, StepRecord
+
+
+def read(record: StepRecord, word: str) -> int:
+    """A word, read through the address as a kernel does."""
+    return ctypes.c_int64.from_address(record.address + 8 * STEP_WORDS.index(word)).value
+
+
+def read_array(record: StepRecord, word: str, count: int) -> list[int]:
+    return list((ctypes.c_int32 * count).from_address(read(record, word)))
+
+
+def blocks_row_by_row(sequences: list[int], slots: list[int]) -> list[list[int]]:
+    blocks: list[list[int]] = []
+    for row, (sequence, slot) in enumerate(zip(sequences, slots)):
+        if blocks:
+            _first, rows, last_sequence, first_slot = blocks[-1]
+            if sequence == last_sequence and slot == first_slot + rows and rows < QUERY_BLOCK_ROWS:
+                blocks[-1][1] += 1
+                continue
+        blocks.append([row, 1, sequence, slot])
+    return blocks
+
+
+def fill(record: StepRecord, sequences: list[int], slots: list[int], output_rows: list[int], pages: list[list[np.ndarray]]) -> None:
+    rows = np.arange(len(slots), dtype=np.int32)
+    record.fill(rows + 100, rows + 7, np.array(slots, np.int32), np.array(sequences, np.int32), np.array(output_rows, np.int32), pages)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_query_blocks_equal_those_cut_row_by_row(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sequences: list[int] = []
+    slots: list[int] = []
+    count = int(random.integers(1, 6))
+    for sequence in range(count):
+        slot = int(random.integers(0, 50))
+        for _ in range(int(random.integers(1, 30))):
+            sequences.append(sequence)
+            slots.append(slot)
+            slot += 1 if random.random() < 0.95 else 3
+    record = StepRecord(256, 8, 1)
+    pages = [[np.arange(4, dtype=np.int32)] for _ in range(count)]
+    fill(record, sequences, slots, [0], pages)
+    expected = blocks_row_by_row(sequences, slots)
+    assert read(record, "query_block_count") == len(expected)
+    assert read_array(record, "query_blocks", 4 * len(expected)) == [value for block in expected for value in block]
+
+
+def test_words_and_arrays_are_where_kernels_look() -> None:
+    record = StepRecord(16, 4, 2)
+    assert record.address % 64 == 0
+    pages = [[np.array([3, 1], np.int32), np.array([9], np.int32)], [np.array([4], np.int32), np.array([5], np.int32)]]
+    fill(record, [0, 0, 1], [4, 5, 0], [1, 2], pages)
+    assert read(record, "rows") == record.rows == 3
+    assert read_array(record, "token_ids", 3) == [100, 101, 102]
+    assert read_array(record, "rope_positions", 3) == [7, 8, 9]
+    assert read_array(record, "slots", 3) == [4, 5, 0]
+    assert read_array(record, "row_sequences", 3) == [0, 0, 1]
+    assert read(record, "outputs") == 2
+    assert read_array(record, "output_rows", 2) == [1, 2]
+    assert read(record, "cache_groups") == 2
+    tables = list((ctypes.c_int64 * 4).from_address(read(record, "page_tables")))
+    assert [ctypes.c_int32.from_address(address).value for address in tables] == [3, 9, 4, 5]
+    assert read(record, "status") == 0 and read(record, "cancel") == 0
+
+
+def test_filling_again_takes_back_status_and_cancel() -> None:
+    record = StepRecord(4, 1, 0)
+    fill(record, [0], [0], [], [[]])
+    record.cancel()
+    record.words[STEP_WORDS.index("status")] = 1
+    assert record.cancelled and record.status == 1
+    fill(record, [0], [1], [], [[]])
+    assert not record.cancelled and record.status == 0
+    assert read(record, "outputs") == 0
+
+
+@pytest.mark.parametrize(
+    "sequences, slots, outputs, pages, message",
+    [
+        ([], [], [], [[]], "0 rows"),
+        ([0] * 5, list(range(5)), [], [[]], "5 rows; this record holds 1 to 4"),
+        ([1], [0], [], [[]], "row sequences must be from 0 to 0"),
+        ([-1], [0], [], [[]], "row sequences must be from 0 to 0"),
+        ([0, 0], [0, 1], [2], [[]], "output rows must be from 0 to 1"),
+        ([0, 0], [0, 1], [0, 1, 1], [[]], "3 output rows; this record holds 2"),
+        ([0], [0], [], [[], []], "2 sequences; this record holds 1"),
+        ([0], [0], [], [[np.zeros(1, np.int32)]], "has 1 page tables, the model has 0"),
+    ],
+)
+def test_a_step_that_points_outside_is_refused(sequences, slots, outputs, pages, message) -> None:
+    record = StepRecord(4, 1, 0, maximum_outputs=2)
+    with pytest.raises(ValueError, match=message):
+        fill(record, sequences, slots, outputs, pages)
+
+
+@pytest.mark.parametrize("table", [np.zeros(4, np.int64), np.zeros(8, np.int32)[::2]])
+def test_a_page_table_that_kernels_would_misread_is_refused(table) -> None:
+    with pytest.raises(ValueError, match="must be contiguous int32"):
+        fill(StepRecord(4, 1, 1), [0], [0], [], [[table]])
