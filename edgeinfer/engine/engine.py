@@ -18,7 +18,7 @@ from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.requests import SamplingParams
 from edgeinfer.core.results import Completion, StreamEvent
 from edgeinfer.engine.generation import Generation
-from edgeinfer.engine.inputs import Prompt, checked_option, checked_params, checked_token_ids, encode_text, params_for_each, prompt_token_ids
+from edgeinfer.engine.inputs import Prompt, checked_option, checked_params, checked_token_ids, params_for_each, prompt_token_ids
 from edgeinfer.engine.loop import EngineLoop
 from edgeinfer.engine.parts import Template, Tokenizer
 from edgeinfer.engine.scoring import Block, Scoring
@@ -46,7 +46,7 @@ class Engine:
         self._template: Template | None = None
         self._loop = EngineLoop(scheduler, backend)
         # The finalizer knows the loop, not the engine: it runs when the engine is collected and, if it never is, before the interpreter goes down.
-        self._finalizer = weakref.finalize(self, self._loop.close)
+        self._finalizer = weakref.finalize(self, self._loop.close, quietly=True)
         self._context = scheduler.context
         self._warnings = [*warnings]
         if self._context < backend.capabilities.context:
@@ -148,7 +148,7 @@ class Engine:
         `add_special`: with what the file says to put at its ends; `parse_special`: names of special tokens in the text become those tokens.
         """
         self._loop.require_open()
-        return encode_text(text, self._tokenizer, add_special, parse_special)
+        return self._tokenizer.encode(text, add_special, parse_special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
@@ -182,11 +182,11 @@ class Engine:
 
         Raises ChatTemplateError for a model without a chat template.
         """
-        return self._complete([self._chat_prompt(messages, tools)], [checked_params(params)])[0]
+        return self._complete([self._chat_prompt(messages, tools)], [checked_params(params)], answers=True)[0]
 
     def chat_stream(self, messages: Messages, params: SamplingParams | None = None, tools: Messages | None = None) -> Iterator[StreamEvent]:
         """Like `chat`, streamed like `stream`."""
-        return self._stream(self._chat_prompt(messages, tools), checked_params(params))
+        return self._stream(self._chat_prompt(messages, tools), checked_params(params), answers=True)
 
     # Scores --------------------------------------------------------------------------------------------------------------------------------------
 
@@ -251,23 +251,25 @@ class Engine:
             )
         return ids
 
-    def _start(self, ids: list[int], params: SamplingParams, streaming: bool) -> tuple[Generation, ScheduledSequence]:
-        end_ids = self._tokenizer.end_of_generation_ids
-        generation = Generation(params, len(ids), self._context, end_ids, self._tokenizer.stream(), streaming)
+    def _start(self, ids: list[int], params: SamplingParams, streaming: bool, answers: bool) -> tuple[Generation, ScheduledSequence]:
+        # SentencePiece marks a space before the first word of a text, which is not shown. What continues a prompt is no first word; an answer is.
+        starts_text = answers or all(token == self._tokenizer.bos_id for token in ids)
+        token_stream = self._tokenizer.stream(skip_special=True, starts_sequence=starts_text)
+        generation = Generation(params, len(ids), self._context, self._tokenizer.end_of_generation_ids, token_stream, streaming)
         return generation, self._loop.submit(ids, len(ids) - 1, generation)
 
-    def _complete(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
+    def _complete(self, prompts: list[list[int]], params: list[SamplingParams], answers: bool = False) -> list[Completion]:
         started: list[tuple[Generation, ScheduledSequence]] = []
         try:
             for ids, item in zip(prompts, params, strict=True):
-                started.append(self._start(ids, item, streaming=False))
+                started.append(self._start(ids, item, False, answers))
             return [_completion(generation) for generation, _ in started]
         finally:
             for _, sequence in started:
                 self._loop.cancel(sequence)
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[StreamEvent]:
-        generation, sequence = self._start(ids, params, streaming=True)
+    def _stream(self, ids: list[int], params: SamplingParams, answers: bool = False) -> Iterator[StreamEvent]:
+        generation, sequence = self._start(ids, params, True, answers)
         return _Stream(self, generation, sequence)
 
     def _iterate_logits(self, ids: list[int]) -> Iterator[Block]:

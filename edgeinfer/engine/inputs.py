@@ -25,7 +25,7 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, vocabulary: int) -> l
     Raises InvalidRequestError for an empty prompt, for ids outside the vocabulary and for anything that is neither text nor ids.
     """
     if isinstance(prompt, str):
-        ids = encode_text(prompt, tokenizer)
+        ids = tokenizer.encode(prompt)
         if tokenizer.add_bos and tokenizer.bos_id is not None:
             ids.insert(0, tokenizer.bos_id)
         if not ids:
@@ -35,18 +35,6 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, vocabulary: int) -> l
     if not ids:
         raise InvalidRequestError("the prompt is an empty list of token ids; give at least one token")
     return ids
-
-
-def encode_text(text: str, tokenizer: Tokenizer, add_special: bool = False, parse_special: bool = False) -> list[int]:
-    """Token ids of a text. Raises InvalidRequestError for what is no text, or not valid Unicode."""
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"expected a text, found {_kind(text)}")
-    try:
-        return list(tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"the text holds the lone surrogate {text[error.start]!r} at character {error.start}, which no encoding can represent; remove it"
-        ) from error
 
 
 def checked_token_ids(ids: Iterable[int], vocabulary: int) -> list[int]:

@@ -41,6 +41,7 @@ class EngineLoop:
         self._identifiers = count()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._quiet = False
         self._process = os.getpid()
 
     @property
@@ -78,13 +79,17 @@ class EngineLoop:
         """A consumer that was paused wants rows again."""
         self._commands.put((_Action.WAKE, None))
 
-    def close(self) -> None:
-        """Ends requests in flight with EngineClosedError after the step that is running, and gives the backend's memory back. Idempotent; waits."""
+    def close(self, quietly: bool = False) -> None:
+        """Ends requests in flight with EngineClosedError after the step that is running, and gives the backend's memory back. Idempotent; waits.
+
+        `quietly` is for the end of the interpreter: a daemon thread that still waits then is not woken, only to print a traceback.
+        """
         if os.getpid() != self._process:  # a forked child holds no threads and owns nothing: the parent closes
             self._closed = True
             return
         with self._lock:
             first = not self._closed
+            self._quiet = self._quiet or quietly
             self._closed = True
             thread = self._thread
             if first:
@@ -103,14 +108,18 @@ class EngineLoop:
             error = defect
         with self._lock:
             self._closed = True
+        try:
+            if not self._quiet:
+                self._fail_all(error)
+        finally:
+            self._backend.close()
+
+    def _fail_all(self, error: BaseException) -> None:
         while not self._commands.empty():
             action, sequence = self._commands.get()
             if sequence is not None and action is _Action.SUBMIT:
                 sequence.consumer.failed(error)
-        try:
-            self.scheduler.fail_all(error)
-        finally:
-            self._backend.close()
+        self.scheduler.fail_all(error)
 
     def _obey(self) -> bool:
         """Runs a step, then the commands that have arrived; with nothing to step it sleeps until one arrives. False: that was the last one."""
