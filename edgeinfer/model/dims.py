@@ -33,7 +33,6 @@ _NEUTRAL_VALUES: Mapping[str, NeutralValue] = {
     "attention.causal": True,
     "attention.max_alibi_bias": 0.0,
     "attention.clamp_kqv": 0.0,
-    "attention.sliding_window": 0,
     "attention.value_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
     "nextn_predict_layers": 0,
@@ -257,10 +256,10 @@ def _context_length(keys: _Metadata, linear_factor: float) -> int:
 def _windows(spec: ArchSpec, keys: _Metadata, layers: int) -> tuple[int, ...]:
     """The window of each layer. The pattern is a list of true for windowed layers, or a number n: of n layers the last sees everything."""
     if not spec.windowed:
-        window = keys.value("attention.sliding_window") if keys.has("attention.sliding_window") else 0
+        window = keys.whole("attention.sliding_window", default=0, lowest=0)
         if window and window < keys.whole("context_length"):
             raise UnsupportedModelError(
-                f"the metadata key {keys.name('attention.sliding_window')} is {_shown(window)}, but edgeinfer knows {spec.name} models "
+                f"the metadata key {keys.name('attention.sliding_window')} is {window}, but edgeinfer knows {spec.name} models "
                 "without windowed layers only; beyond the window the result would differ, so the file is refused"
             )
         return (0,) * layers
