@@ -108,8 +108,5 @@ class StringArray(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
 
-    def __hash__(self) -> int:
-        raise TypeError("a StringArray is not hashable")
-
     def __repr__(self) -> str:
         return f"StringArray of {len(self)} strings"
