@@ -36,6 +36,8 @@ _NEUTRAL_VALUES: Mapping[str, NeutralValue] = {
     "attention.value_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
     "nextn_predict_layers": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
     "pooling_type": 0,
     "logit_scale": 1.0,
     "residual_scale": 1.0,

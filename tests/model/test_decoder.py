@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from edgeinfer.core.errors import ModelFileError, UnsupportedModelError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
+from edgeinfer.model.decoder import build_decoder
 from edgeinfer.model.program import Operation, Value
 from edgeinfer.model.reference import reference_logits
 from edgeinfer.model.rewrite import fold_residuals
@@ -38,9 +41,7 @@ def test_the_listing_is_the_golden_one(architecture: str, tmp_path: Path) -> Non
     if os.environ.get("EDGEINFER_UPDATE_GOLDEN") == "1":
         file.write_text(listing, encoding="utf-8")
     assert file.is_file(), f"write {file.name} with EDGEINFER_UPDATE_GOLDEN=1 pytest {__file__}"
-    assert listing == file.read_text(encoding="utf-8"), (
-        "if that was meant: EDGEINFER_UPDATE_GOLDEN=1 pytest tests/model/test_decoder.py, and read the diff"
-    )
+    assert listing == file.read_text(encoding="utf-8"), "if that was meant: EDGEINFER_UPDATE_GOLDEN=1 pytest tests/model/test_decoder.py, and read the diff"
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -143,3 +144,19 @@ def test_the_file_decides_head_size_and_width(tmp_path: Path) -> None:
     attention = next(operation for operation in program.operations if operation.kind == "attention")
     assert [value.width for value in (*attention.inputs, *attention.outputs)] == [128, 64, 64, 128]
     assert attention.attributes["scale"] == np.float64(1 / np.sqrt(32))
+
+
+def test_the_model_layer_needs_no_numba() -> None:
+    code = "import sys, edgeinfer.model.reference; print(sorted({'numba', 'llvmlite', 'tokenizers', 'jinja2'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_model_layer_imports_only_what_is_below_it() -> None:
+    package = Path(build_decoder.__code__.co_filename).parent
+    allowed = ("edgeinfer.core", "edgeinfer.model", "kernels_numba.formats")
+    for file in sorted(package.glob("*.py")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            module = line.split()[1] if line.lstrip().startswith(("from ", "import ")) and len(line.split()) > 1 else ""
+            if module.startswith(("edgeinfer", "kernels_numba")):
+                assert module.startswith(allowed), f"{file.name} imports {module}"

@@ -84,9 +84,7 @@ def test_a_wrong_shape_is_refused_with_both_shapes(name: str, found: tuple[int, 
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["blk.0.attn_q_norm.weight", "blk.2.attn_q.weight", "blk.0.attn_q.scale", "v.patch_embd.weight", "cls.weight", "blk.0.x"]
-)
+@pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "blk.2.attn_q.weight", "blk.0.attn_q.scale", "v.patch_embd.weight", "cls.weight", "blk.0.x"])
 def test_a_tensor_without_a_role_is_refused_by_name(name: str, tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", tensors={name: zeros(64)})
     with pytest.raises(UnsupportedModelError, match=name):
