@@ -9,23 +9,33 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
+from edgeinfer.core.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from edgeinfer.engine import Engine
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def prepare_streams() -> None:
-    """Make printing safe in every locale: a character that the terminal's encoding lacks is printed as an escape, never an exception."""
+    """Make printing safe in every locale (a character that the terminal's encoding lacks is printed as an escape), and warnings one line each."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    note("edgeinfer: warning: " + " ".join(str(message).splitlines()))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -81,6 +91,25 @@ def text_argument(name: str, text: str) -> str:
         raise InvalidRequestError(f"{name} is not valid UTF-8 (byte {getattr(error, 'start', 0)}); pass UTF-8 text") from error
 
 
+@contextmanager
+def loading(model: str, backend: str, context: int | None, threads: int | None) -> Iterator[Engine]:
+    """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
+    from edgeinfer import Engine
+
+    watched = is_terminal(sys.stderr)
+    if watched:
+        sys.stderr.write(f"loading {printable(model)} ...")
+        sys.stderr.flush()
+    try:
+        engine = Engine.load(model, backend=backend, context=context, threads=threads)
+    finally:
+        if watched:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+    with engine:
+        yield engine
+
+
 class ProgressReporter:
     """Shows how far a pull is: a bar on a terminal, otherwise only the lines of `say`. A context manager."""
 
@@ -127,8 +156,8 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], with_header: bool = True) -> None:
     """A plain table on standard output: columns in line, no colours, so that it can be cut and read by programs."""
     widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
-    for line in [header, *rows]:
+    for line in [header, *rows] if with_header else rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from edgeinfer.cli import bench as bench_command
-from edgeinfer.cli import list as list_command
-from edgeinfer.cli import pull as pull_command
-from edgeinfer.cli import verify as verify_command
+from edgeinfer.cli.batch import batch
+from edgeinfer.cli.bench import bench
+from edgeinfer.cli.chat import chat
 from edgeinfer.cli.console import INTERRUPTED, guarded, prepare_streams
+from edgeinfer.cli.doctor import doctor
+from edgeinfer.cli.inspect import inspect
+from edgeinfer.cli.list import list_models
+from edgeinfer.cli.pull import pull
+from edgeinfer.cli.run import run
+from edgeinfer.cli.tokenize import tokenize
+from edgeinfer.cli.verify import verify
 from edgeinfer.core.version import __version__
 
 app = typer.Typer(
@@ -36,10 +43,20 @@ def root(
     """Run quantized GGUF language models on the CPU."""
 
 
-app.command("pull")(guarded(pull_command.pull))
-app.command("list")(guarded(list_command.list_models))
-app.command("verify")(guarded(verify_command.verify))
-app.command("bench")(guarded(bench_command.bench))
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "chat": chat,
+    "batch": batch,
+    "pull": pull,
+    "list": list_models,
+    "inspect": inspect,
+    "tokenize": tokenize,
+    "verify": verify,
+    "bench": bench,
+    "doctor": doctor,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(guarded(_command))
 
 
 def main() -> None:

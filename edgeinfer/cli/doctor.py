@@ -1,0 +1,106 @@
+"""`edgeinfer doctor`: what edgeinfer found on this machine, and why it chose what it chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeinfer.cli import options
+
+LIBRARIES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "typer", "rich", "llama-cpp-python", "onnxruntime", "huggingface_hub")
+PROBES = {"llamacpp": "llama_cpp", "onnx": "onnxruntime"}
+NOTABLE_FLAGS = ("avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx_vnni", "asimd", "asimddp", "i8mm")
+PROBE_SECONDS = 60
+
+
+def doctor(as_json: options.AsJson = False) -> None:
+    """Show the machine, the versions, the folders and the choices that follow from them."""
+    from edgeinfer.cli.console import print_json, print_table
+
+    report = examine()
+    if as_json:
+        print_json(report)
+        return
+    for title, section in report.items():
+        print(title)
+        print_table(("", ""), [("  " + name, str(text)) for name, text in section.items()], with_header=False)
+        print()
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """All findings as sections of name and text."""
+    import platform
+    import sys
+
+    from edgeinfer.cli.console import megabytes
+    from edgeinfer.core import env, host
+    from edgeinfer.core.home import kernel_cache_path
+    from edgeinfer.core.version import __version__
+    from edgeinfer.pull import describe_home
+
+    cores, memory, resident = host.worker_threads(), host.available_memory(), host.resident_memory()
+    flags = host.instruction_sets()
+    level, reason = kernel_level(flags)
+    return {
+        "edgeinfer": {"version": __version__, "python": f"{platform.python_version()} ({sys.executable})", "system": platform.platform()},
+        "machine": {
+            "processor": host.processor_name(),
+            "worker threads": f"{cores.count}: {cores.reason}",
+            "cores considered": "; ".join(limit.reason for limit in cores.limits),
+            "pinned to processors": ", ".join(map(str, cores.cpus)),
+            "available memory": f"{memory.size / 1e6:,.0f} MB: {memory.reason}",
+            "memory considered": "; ".join(f"{limit.reason} leaves {limit.amount / 1e6:,.0f} MB" for limit in memory.limits),
+            "instruction sets": ", ".join(flag for flag in NOTABLE_FLAGS if flag in flags) or "none that edgeinfer makes use of",
+            "instruction-set level": f"{level}: {reason}",
+            "caches": ", ".join(f"L{cache.level} {cache.kind.lower()} {cache.size >> 10} kB" for cache in host.caches()) or "unknown",
+            "page size": f"{host.page_size()} bytes",
+            "this process": f"{megabytes(resident.anonymous)} anonymous, {megabytes(resident.file)} file-backed, {megabytes(resident.peak)} at most",
+        },
+        "folders": {"home": describe_home(), "compiled kernels": str(kernel_cache_path() or "in memory only")},
+        "libraries": {name: library_version(name) for name in LIBRARIES},
+        "optional backends": {name: probe(module) for name, module in PROBES.items()},
+        "environment": {variable.name: env.value(variable.name) or f"not set ({variable.default}); {variable.purpose}" for variable in env.VARIABLES},
+    }
+
+
+def kernel_level(flags: frozenset[str]) -> tuple[str, str]:
+    """The instruction-set level that kernels are compiled for, and why."""
+    import platform
+
+    from edgeinfer.core import env
+    from kernels_numba.simd.levels import usable_levels
+
+    usable = [level.name for level in usable_levels(platform.machine(), flags)]
+    if not usable:
+        return "none", f"there are no kernels for {platform.machine()}"
+    forced = env.value("EDGEINFER_ISA")
+    if forced is not None:
+        return forced, "EDGEINFER_ISA" if forced in usable else f"EDGEINFER_ISA, but this machine can run {', '.join(usable)} only"
+    return usable[0], f"the best of those that this machine can run ({', '.join(usable)})"
+
+
+def library_version(name: str) -> str:
+    """The installed version, read from the package's records: importing could take seconds, or crash."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def probe(module: str) -> str:
+    """Whether a library that we did not build can be imported, tried in a process of its own: a crash there must not be ours."""
+    import importlib.util
+    import subprocess
+    import sys
+
+    if importlib.util.find_spec(module) is None:
+        return "not installed"
+    try:
+        ran = subprocess.run([sys.executable, "-c", f"import {module}"], stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not work: {error}"
+    if ran.returncode == 0:
+        return "works"
+    lines = ran.stderr.decode("utf-8", "replace").strip().splitlines() or [f"ended with {ran.returncode}"]
+    return f"does not work: {lines[-1]}"
