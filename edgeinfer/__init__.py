@@ -25,18 +25,11 @@ def __getattr__(name: str) -> Any:
 
         return SamplingParams
     if name == "__version__":
-        return _version()
+        from edgeinfer.core.version import __version__
+
+        return __version__
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("edgeinfer")
-    except PackageNotFoundError:  # a checkout that was never installed
-        return "0+unknown"

@@ -70,7 +70,10 @@ def batch(
 
 @contextmanager
 def opened(name: str, mode: str) -> Iterator[TextIO]:
-    """A file of UTF-8 lines, or a standard stream for "-". Raises InvalidRequestError when it cannot be opened."""
+    """A file of UTF-8 lines, or a standard stream for "-". Bytes that are no UTF-8 are for `text_argument` to refuse, line by line.
+
+    Raises InvalidRequestError when it cannot be opened.
+    """
     import sys
 
     from edgeinfer.core.errors import InvalidRequestError
@@ -105,12 +108,13 @@ def read_request(number: int, line: str, defaults: dict[str, Any]) -> Request:
     """One request. What is wrong with it becomes its `error`: an unknown name, too, because a parameter that is ignored would change the answer."""
     import json
 
+    from edgeinfer.cli.console import text_argument
     from edgeinfer.core.errors import InvalidRequestError
     from edgeinfer.core.requests import SamplingParams
 
     identifier = None
     try:
-        value = json.loads(line)
+        value = json.loads(text_argument(f"line {number}", line))
         if not isinstance(value, dict):
             raise InvalidRequestError(f"line {number} is {type(value).__name__}, but must be a JSON object")
         identifier = value.pop("id", None)

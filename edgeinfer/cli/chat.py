@@ -60,8 +60,8 @@ def converse(engine: Engine, params: SamplingParams, system: str | None) -> None
     """Read lines and answer them until /quit or the end of input."""
     import sys
 
-    from edgeinfer.cli.console import is_terminal, note
-    from edgeinfer.core.errors import ContextLengthError
+    from edgeinfer.cli.console import is_terminal, note, text_argument
+    from edgeinfer.core.errors import ContextLengthError, InvalidRequestError
 
     interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     if interactive:
@@ -87,12 +87,13 @@ def converse(engine: Engine, params: SamplingParams, system: str | None) -> None
             continue
         if not line:
             continue
-        messages.append({"role": "user", "content": line})
         try:
-            messages.append({"role": "assistant", "content": answer(engine, messages, params)})
+            asked = [*messages, {"role": "user", "content": text_argument("the line", line)}]
+            messages = [*asked, {"role": "assistant", "content": answer(engine, asked, params)}]
         except ContextLengthError as error:
-            messages.pop()
-            note(f"edgeinfer: {error}; /new begins a new conversation")
+            note(f"edgeinfer: error: {error}; /new begins a new conversation")
+        except InvalidRequestError as error:
+            note(f"edgeinfer: error: {error}")
 
 
 def answer(engine: Engine, messages: list[dict[str, str]], params: SamplingParams) -> str:

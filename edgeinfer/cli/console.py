@@ -31,6 +31,8 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `text_argument` refuses what is no UTF-8, with a message
     warnings.showwarning = _show_warning
 
 
@@ -86,7 +88,7 @@ def text_argument(name: str, text: str) -> str:
     Raises InvalidRequestError when the bytes are not UTF-8: such a prompt would have no token ids.
     """
     try:
-        return os.fsencode(text).decode("utf-8")
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError as error:
         raise InvalidRequestError(f"{name} is not valid UTF-8 (byte {getattr(error, 'start', 0)}); pass UTF-8 text") from error
 

@@ -1,0 +1,57 @@
+"""`edgeinfer doctor`: findings with reasons, and libraries of others only in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeinfer.cli import doctor
+from edgeinfer.core import env
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing llama_cpp in a child takes seconds; one test does it."""
+    monkeypatch.setattr(doctor, "PROBES", {})
+
+
+def test_every_environment_variable_is_listed(command: Command) -> None:
+    out = command("doctor").out
+    for variable in env.VARIABLES:
+        assert f"  {variable.name} " in out
+
+
+def test_choices_come_with_reasons(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEINFER_THREADS", "3")
+    monkeypatch.setenv("EDGEINFER_ISA", "x86_quantum")
+    machine = json.loads(command("doctor", "--json").out)["machine"]
+    assert machine["worker threads"] == "3: EDGEINFER_THREADS"
+    assert machine["instruction-set level"].startswith("x86_quantum: EDGEINFER_ISA, but this machine can run")
+    assert "leaves" in machine["memory considered"]
+
+
+def test_the_best_level_is_chosen() -> None:
+    flags = frozenset(["avx2", "fma", "f16c", "bmi2"])
+    level, reason = doctor.kernel_level(flags)
+    assert level in ("x86_avx2", "none") or level.startswith("arm")
+    assert reason
+
+
+def test_probes_run_elsewhere_and_tell_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "crashing_library.py").write_text("import os\nos.abort()\n")
+    (tmp_path / "broken_library.py").write_text("raise OSError('libfoo.so: cannot open')\n")
+    (tmp_path / "good_library.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert doctor.probe("crashing_library") == "does not work: ended with -6"
+    assert doctor.probe("broken_library") == "does not work: OSError: libfoo.so: cannot open"
+    assert doctor.probe("good_library") == "works"
+    assert doctor.probe("no_such_library") == "not installed"
+    assert not {"crashing_library", "broken_library", "good_library"} & set(sys.modules)

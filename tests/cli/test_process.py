@@ -1,0 +1,124 @@
+"""The command line as a process of its own: start-up, locales, signals and pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EDGEINFER = [sys.executable, "-c", "from edgeinfer.cli.main import main; main()"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "sys.argv = ['edgeinfer', '--help']\n"
+        "from edgeinfer.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True)
+    heavy = {"numpy", "numba", "llvmlite", "tokenizers", "jinja2", "rich", "llama_cpp", "onnxruntime", "huggingface_hub", "asyncio", "pydantic"}
+    assert "Usage" in ran.stdout
+    assert not heavy & set(eval(ran.stderr.splitlines()[-1]))
+
+
+def test_help_answers_at_once() -> None:
+    """The bar is 0.3 s on a quiet machine; the best of five with room for a busy one shows a heavy import all the same."""
+    seconds = []
+    for _ in range(5):
+        began = time.monotonic()
+        subprocess.run([*EDGEINFER, "--help"], env=environment(), stdout=subprocess.DEVNULL, check=True)
+        seconds.append(time.monotonic() - began)
+    assert min(seconds) < 0.9
+
+
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "0"}]
+)
+@pytest.mark.parametrize("name", ["Загрузки/模型 ü'q/a b.gguf", os.fsdecode(b"bad\xff\xfename.gguf")])
+def test_any_path_in_any_locale(tmp_path: Path, locale: dict[str, str], name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"GGUF" + bytes(4))
+    ran = subprocess.run([os.fsencode(part) for part in [*EDGEINFER, "inspect", str(path)]], env=environment(**locale), capture_output=True)
+    assert ran.returncode == 2 and ran.stderr.startswith(b"edgeinfer: error: ") and ran.stderr.count(b"\n") == 1
+    assert b"Traceback" not in ran.stderr and b"UnicodeEncodeError" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["Папка ü", os.fsdecode(b"home\xff")])
+def test_a_home_of_any_name_in_the_c_locale(tmp_path: Path, name: str) -> None:
+    variables = environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", EDGEINFER_HOME=str(tmp_path / name))
+    ran = subprocess.run([*EDGEINFER, "list"], env=variables, capture_output=True)
+    assert ran.returncode == 0 and b"smollm2-135m" in ran.stdout and b"Traceback" not in ran.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "sys.argv = ['edgeinfer', 'list']\n"
+        "from edgeinfer.cli import console, main\n"
+        "import edgeinfer.cli.list\n"
+        "console.print_table = lambda *a, **k: [print('x' * 1000) for _ in range(10_000)]\n"
+        "main.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 141
+    assert errors == b""
+
+
+def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "sys.argv = ['edgeinfer', 'list']\n"
+        "from edgeinfer.cli import console, main\n"
+        "def wait(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "console.print_table = wait\n"
+        "main.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b"\n"
+        assert process.wait(timeout=60) == 130
+
+
+def test_version() -> None:
+    from edgeinfer.core.version import __version__
+
+    ran = subprocess.run([*EDGEINFER, "--version"], env=environment(), capture_output=True, text=True, check=True)
+    assert ran.stdout == f"edgeinfer {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["run"], ["run", "--nonsense"], ["list", "extra"]])
+def test_wrong_usage_ends_with_2(arguments: list[str]) -> None:
+    ran = subprocess.run([*EDGEINFER, *arguments], env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 2 and "Usage" in ran.stderr and ran.stdout == ""
+
+
+def test_no_arguments_show_the_help() -> None:
+    ran = subprocess.run(EDGEINFER, env=environment(), capture_output=True, text=True)
+    assert "Commands:" in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("text", ["grün 模型", "plain"])
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"LC_ALL": "C.UTF-8"}])
+def test_text_arguments_are_utf_8_in_any_locale(locale: dict[str, str], text: str) -> None:
+    program = "import sys; from edgeinfer.cli.console import text_argument as t; assert t('x', sys.argv[1]) == t('x', ascii_free) == ascii_free"
+    program = program.replace("ascii_free", ascii(text))
+    subprocess.run([part.encode() for part in [sys.executable, "-c", program, text]], env=environment(**locale), check=True)
