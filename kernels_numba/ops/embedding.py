@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kernels_numba.executor.step import ROWS, TOKEN_IDS
 from kernels_numba.ops.common import float_word, share_start, word
 from kernels_numba.simd.function import kernel_function
@@ -101,3 +103,58 @@ def embedding_float(simd: Any, format: Any, operands: int, step: int, worker: in
         for column in range(columns):
             simd.store_f32x16(scratch, format.load(simd, tile + column * 16 * format.element_bytes))
             simd.store_f32(output + row * output_stride + 4 * column, simd.load_f32(scratch + token % 16 * 4) * factor)
+
+
+MAPPED_SCRATCH_BYTES = SCRATCH_BYTES + 4096
+"""For `embedding_mapped`: one packed record follows."""
+
+
+@kernel_function
+def embedding_mapped(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """A table as it lies in the file: each block of the row is packed as lane 0 of a record and decoded from there. `scratch` starts as zeros."""
+    table = word(simd, operands, 0)
+    columns = word(simd, operands, 1)
+    factor = float_word(simd, operands, 2)
+    scratch = word(simd, operands, 3) + worker * MAPPED_SCRATCH_BYTES
+    output = word(simd, operands, 4)
+    output_stride = word(simd, operands, 5)
+    rows = simd.load_i64(step + ROWS)
+    tokens = simd.load_i64(step + TOKEN_IDS)
+    groups_per_block = format.groups_per_record // format.blocks_per_record
+    blocks = columns // (32 * groups_per_block)
+    record = scratch + SCRATCH_BYTES
+    for row in range(share_start(simd, rows, worker, workers), share_start(simd, rows, worker + 1, workers)):
+        source = table + simd.load_i32(tokens + 4 * row) * blocks * format.block_bytes
+        destination = output + row * output_stride
+        for block in range(blocks):
+            format.pack(simd, source + block * format.block_bytes, record, 0, 0)
+            for group in range(groups_per_block):
+                decode_group(simd, format, record, group, 0, factor, scratch, destination)
+                destination += 128
+
+
+@kernel_function
+def embedding_mapped_float(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """A table of a float format as it lies in the file."""
+    table = word(simd, operands, 0)
+    columns = word(simd, operands, 1)
+    factor = float_word(simd, operands, 2)
+    scratch = word(simd, operands, 3) + worker * MAPPED_SCRATCH_BYTES
+    output = word(simd, operands, 4)
+    output_stride = word(simd, operands, 5)
+    rows = simd.load_i64(step + ROWS)
+    tokens = simd.load_i64(step + TOKEN_IDS)
+    for row in range(share_start(simd, rows, worker, workers), share_start(simd, rows, worker + 1, workers)):
+        source = table + simd.load_i32(tokens + 4 * row) * columns * format.element_bytes
+        destination = output + row * output_stride
+        column = 0
+        while column + 16 <= columns:
+            simd.store_f32x16(destination + 4 * column, format.load(simd, source + column * format.element_bytes) * simd.splat_f32(factor))
+            column += 16
+        # the rest of the row, as the last vector of a copy that is long enough
+        rest = (columns - column) * format.element_bytes
+        for byte in range(rest):
+            simd.store_u8(scratch + byte, simd.load_u8(source + column * format.element_bytes + byte))
+        if rest > 0:
+            kept = simd.keep_lanes(format.load(simd, scratch), 0, columns - column, simd.splat_f32(np.float32(0)))
+            simd.store_f32x16(destination + 4 * column, kept * simd.splat_f32(factor))
