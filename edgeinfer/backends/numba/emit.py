@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from kernels_numba.executor.tape import float_operand
 from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.arena import Arena, Slot, blocks_bytes, row_stride, rows_bytes
@@ -20,6 +19,7 @@ from edgeinfer.core.errors import UnsupportedModelError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS
 from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weight
 from kernels_numba.executor.store import KernelName
+from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
 from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, quantize, rope
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from kernels_numba.executor.tape import TapeEntry
 
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.core.errors import ModelFileError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model.program import Program, Weight
 from kernels_numba.executor.store import KernelName
+from kernels_numba.executor.tape import TapeEntry
 from kernels_numba.formats import format_by_name
 from kernels_numba.layouts import TILE_ROWS, packed_bytes
 

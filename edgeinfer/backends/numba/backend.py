@@ -1,0 +1,237 @@
+"""The numba backend: loads a GGUF file into packed weights and a tape, and runs steps on the worker pool. One Python call and one C call per step."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from kernels_numba.ops.attention import PAGE_POSITIONS
+
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
+from edgeinfer.backends.numba.memory import Region
+from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
+from edgeinfer.core import env, host
+from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, NonFiniteError
+from edgeinfer.core.home import kernel_cache_path
+from edgeinfer.core.memory_plan import MemoryPlan
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
+from edgeinfer.gguf.reader import GGUFFile
+from edgeinfer.model import Program, build_program, fuse
+from kernels_numba.executor.step import StepRecord
+from kernels_numba.executor.store import KernelName, KernelStore
+from kernels_numba.executor.tape import Tape, TapeEntry
+from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
+from kernels_numba.formats import format_by_name
+from kernels_numba.simd.levels import LEVELS, Level, usable_levels
+
+PROCESS_GROWTH = 48_000_000
+"""Bytes that llvmlite, the compiled kernels and worker stacks add to a process that has not compiled anything; measured."""
+
+DEFAULT_CACHED_CONTEXTS = 4
+"""Contexts that the cache holds by default where memory allows, so that several sequences can run together."""
+
+
+def choose_level(forced: str | None = None) -> Level:
+    """The best level that this machine has, or the one forced by the option or EDGEINFER_ISA. Raises BackendUnavailableError if it cannot run here."""
+    architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    usable = usable_levels(architecture, host.instruction_sets())
+    if not usable:
+        raise BackendUnavailableError(f"there are no kernels for {platform.machine()}; edgeinfer runs on x86-64 and arm64")
+    wanted = forced or env.value("EDGEINFER_ISA")
+    if wanted is None:
+        return usable[0]
+    for level in usable:
+        if wanted in (level.name, level.name.split("_", 1)[1]):
+            return level
+    known = ", ".join(level.name for level in LEVELS)
+    raise BackendUnavailableError(
+        f"the instruction set {wanted!r} cannot be used on this machine; it can run {', '.join(level.name for level in usable)} (all levels: {known})"
+    )
+
+
+_stores: dict[tuple[str, Path | None], KernelStore] = {}
+_stores_lock = threading.Lock()
+
+
+def kernel_store(level: Level) -> KernelStore:
+    """The process's store of a level in the kernel cache folder."""
+    key = (level.name, kernel_cache_path())
+    with _stores_lock:
+        if key not in _stores:
+            _stores[key] = KernelStore(level, key[1])
+        return _stores[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """All that is decided before memory is taken."""
+
+    program: Program
+    weights: WeightPlan
+    emitter: Emitter
+    arena_bytes: int
+    threads: host.UsableCores
+    cache_tokens: int
+    memory: MemoryPlan
+
+
+def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
+    """Reads metadata only. Raises for what is not supported; `memory.check` is up to the caller."""
+    program = fuse(build_program(file))
+    check_supported(program, options.cache_type)
+    threads = host.worker_threads(options.threads)
+    weights = plan_weights(program)
+    factors = {
+        str(name): format_by_name(file.tensors[str(name)].format_name).decode_rows(file.tensor_bytes(str(name)).reshape(1, -1))[0]
+        for name in (operation.attributes.get("frequency_factors") for operation in program.operations)
+        if name is not None
+    }
+    emitter = Emitter(program, options.maximum_step_rows, threads.count, options.cache_type, factors)
+    emitter.emit()
+    arena_bytes = emitter.arena.lay_out()
+    page = sum(page_bytes(store, options.cache_type) for store in program.stores)
+    available = host.available_memory()
+
+    def memory(cache_tokens: int) -> MemoryPlan:
+        return MemoryPlan(
+            weights=weights.resident_bytes,
+            cache=page * _pages(cache_tokens),
+            arena=arena_bytes,
+            process=PROCESS_GROWTH,
+            peak_while_packing=weights.largest_source,
+            mapped=weights.mapped_bytes,
+            available=available.size,
+            available_reason=available.reason,
+        )
+
+    if options.cache_tokens is not None:
+        cache_tokens = options.cache_tokens
+    else:
+        cache_tokens = options.context * min(DEFAULT_CACHED_CONTEXTS, options.maximum_sequences)
+        if memory(cache_tokens).peak > available.size // 2:
+            cache_tokens = options.context
+    return _Plan(program, weights, emitter, arena_bytes, threads, cache_tokens, memory(cache_tokens))
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_POSITIONS)
+
+
+class NumbaBackend:
+    """Our own kernels on a model. The same bits whatever shares a step and however a prompt is cut, for any number of threads and any level."""
+
+    def __init__(self, file: GGUFFile, decided: _Plan, options: BackendOptions, progress: Callable[[int, int], None] | None) -> None:
+        self._file = file
+        self._closed = False
+        self._regions: list[Region] = []
+        self._pool: WorkerPool | None = None
+        self._weights: Weights | None = None
+        self.memory_plan = decided.memory
+        program, emitter = decided.program, decided.emitter
+        try:
+            level = choose_level(options.instruction_set)
+            store = kernel_store(level)
+            kernels = [draft.kernel for draft in emitter.drafts]
+            addresses = store.load([*RUN_KERNELS, *pack_kernels(decided.weights), *kernels])
+            cores = decided.threads.cpus if len(decided.threads.cpus) == decided.threads.count else None
+            self._pool = WorkerPool(decided.threads.count, cores, store)
+            self._weights = Weights.load(file, decided.weights, lambda entry: self._pack(entry, addresses), progress)
+            caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, options.cache_type), "KV cache") for store_ in program.stores]
+            arena = Region(decided.arena_bytes, "arena")
+            self._regions = [*caches, arena]
+            self._constants = emitter.constants
+            self._tape = Tape.build(self._entries(emitter, self._weights, caches, arena), addresses)
+        except BaseException:
+            self.close()
+            raise
+        logits = emitter.logits_slot()
+        stride = -(-program.vocabulary // 16) * 16
+        rows = arena.bytes[logits.offset : logits.offset + MAXIMUM_OUTPUT_ROWS * stride * 4].view(np.float32).reshape(MAXIMUM_OUTPUT_ROWS, stride)
+        self._logits = rows[:, : program.vocabulary]
+        groups = {entry.group: CacheGroup(entry.group, PAGE_POSITIONS, _pages(decided.cache_tokens), entry.window) for entry in program.stores}
+        self._record = StepRecord(options.maximum_step_rows, options.maximum_sequences, len(groups), MAXIMUM_OUTPUT_ROWS)
+        self.program = program
+        self.capabilities = Capabilities(
+            uses_block_tables=True,
+            cache_groups=tuple(groups[name] for name in emitter.groups),
+            bit_exact_batches=True,
+            bit_exact_chunks=True,
+            vocabulary=program.vocabulary,
+            context=options.context,
+            maximum_step_rows=options.maximum_step_rows,
+            maximum_sequences=options.maximum_sequences,
+            threads=decided.threads.count,
+            description=f"numba kernels for {level.name}, {decided.threads.count} threads ({decided.threads.reason}), {options.cache_type} cache",
+        )
+
+    @classmethod
+    def load(cls, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> NumbaBackend:
+        """Opens, plans, checks the plan against the memory that is available, then packs. Raises the errors of each of these."""
+        file = GGUFFile.open(model)
+        try:
+            file.refuse_unsupported_formats()
+            decided = plan(file, options)
+            decided.memory.check(Path(model).name, options.context)
+            return cls(file, decided, options, progress)
+        except BaseException:
+            file.close()
+            raise
+
+    def _pack(self, entry: TapeEntry, addresses: dict[KernelName, int]) -> None:
+        assert self._pool is not None
+        self._pool.run(Tape.build([entry], addresses), StepRecord(1, 1, 0))
+
+    def _entries(self, emitter: Emitter, weights: Weights, caches: list[Region], arena: Region) -> list[TapeEntry]:
+        """The drafts with their addresses."""
+
+        def place(operand: int | Address) -> int:
+            if isinstance(operand, int):
+                return operand
+            tables = {"packed": weights.packed, "rows": weights.rows, "mapped": weights.mapped}
+            if operand.kind in tables:
+                return tables[operand.kind][str(operand.key)]
+            if operand.kind == "slot":
+                return arena.address + operand.key.offset  # type: ignore[attr-defined]
+            if operand.kind == "store":
+                return caches[operand.key].address  # type: ignore[call-overload]
+            return int(self._constants[operand.key].ctypes.data)  # type: ignore[call-overload]
+
+        return [TapeEntry(draft.kernel, tuple(place(operand) for operand in draft.operands), draft.barrier_after, draft.label) for draft in emitter.drafts]
+
+    def step(self, step: Step) -> StepOutputs:
+        """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
+        if self._closed or self._pool is None:
+            raise EngineClosedError("the model was closed")
+        rows = np.flatnonzero(step.outputs == OutputKind.LOGITS).astype(np.int32)
+        tables = [sequence.pages for sequence in step.sequences]
+        self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
+        stopped = self._pool.run(self._tape, self._record)
+        if stopped is not None and stopped.status:
+            raise NonFiniteError(
+                "the model produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is damaged. "
+                "Try cache_type='f32', or compare the file with its checksum"
+            )
+        return StepOutputs(self._logits[: len(rows)], rows)
+
+    def release(self, sequence_ids: Sequence[int]) -> None:
+        """Nothing is kept by sequence: pages belong to the scheduler."""
+
+    def close(self) -> None:
+        """Gives back threads, memory and the file."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+        self._logits = np.empty((0, 0), np.float32)
+        if self._weights is not None:
+            self._weights.close()
+        for region in self._regions:
+            region.close()
+        self._regions = []
+        self._file.close()
