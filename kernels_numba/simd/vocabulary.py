@@ -93,10 +93,12 @@ def _parse(name: str, emit: Emitter) -> Idiom:
 
 
 def load_target(name: str) -> Mapping[str, Idiom]:
-    """All idioms of `targets/NAME.py`, those of the targets that it builds on (`BASE`) included."""
+    """All idioms of `targets/NAME.py`, those of the target that it builds on (`BASE`) and of its own `PARTS` included."""
     module = importlib.import_module(f"kernels_numba.simd.targets.{name}")
     base = getattr(module, "BASE", None)
     idioms = dict(load_target(base)) if base else {}
+    for part in getattr(module, "PARTS", ()):
+        idioms.update(load_target(part))
     for key, emit in vars(module).items():
         if hasattr(emit, "idiom_signature"):
             idioms[key] = _parse(key, emit)

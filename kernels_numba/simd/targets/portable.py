@@ -7,30 +7,11 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from kernels_numba.simd.targets.synchronisation import (  # noqa: F401  (part of this target)
-    atomic_add,
-    atomic_load,
-    atomic_store,
-    call_clock,
-    call_kernel,
-    call_system,
-    floating_point_mode,
-    pause,
-    plain_floating_point_mode,
-    set_floating_point_mode,
-)
-from kernels_numba.simd.targets.tiles import (  # noqa: F401  (part of this target)
-    tile_accumulate,
-    tile_accumulate_sub_scales,
-    tile_add_minimum,
-    tile_fma,
-    tile_store,
-    tile_store_codes,
-    tile_zero,
-)
 from kernels_numba.simd.vectors import ELEMENTS, VECTORS, splat
 from kernels_numba.simd.vocabulary import Emission, idiom
 
+PARTS = ("synchronisation", "tiles")
+"""Modules beside this one that belong to the portable target."""
 TILE_TOKENS = 4
 
 I8, I16, I32, I64 = (ELEMENTS[name] for name in ("i8", "i16", "i32", "i64"))
