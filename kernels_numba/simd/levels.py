@@ -33,6 +33,7 @@ LEVELS: tuple[Level, ...] = (
     ),
     _level("x86_avx2", "x86_64", "x86_avx2", "haswell", "", "avx2 fma f16c bmi2"),
     _level("x86_portable", "x86_64", "x86_portable", "x86-64", "", ""),
+    _level("arm_i8mm", "aarch64", "arm_i8mm", "cortex-a76", "+i8mm", "asimd asimddp i8mm"),
     _level("arm_dotprod", "aarch64", "arm_dotprod", "cortex-a76", "", "asimd asimddp"),
     _level("arm_neon", "aarch64", "arm_neon", "cortex-a72", "", "asimd"),
 )

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from kernels_numba.executor.step import StepRecord
 from kernels_numba.executor.store import KernelName, KernelStore
-from tests.executor.kernels import KERNELS, name_of, this_level
-
-_alive: list[object] = []  # engines own the code whose addresses are handed out
+from tests.executor.kernels import KERNELS, name_of
+from tests.support.kernels import compile_kernels, lowest_level
 
 
 @pytest.fixture(scope="session")
 def kernel_addresses() -> dict[KernelName, int]:
-    from kernels_numba.executor.compile import front_end
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine(jit=True))
-    for function in KERNELS:
-        name = name_of(function)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(front_end(this_level()).compile(name.symbol, function, (), name.integers)))
-    engine.finalize_object()
-    addresses = {name_of(function): engine.get_function_address(name_of(function).symbol) for function in KERNELS}
-    _alive.append(engine)
-    return addresses
+    return dict(zip(map(name_of, KERNELS), compile_kernels(lowest_level(), KERNELS)))
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory) -> KernelStore:
+def store(tmp_path_factory: pytest.TempPathFactory) -> KernelStore:
     directory = tmp_path_factory.mktemp("kernels")
     directory.chmod(0o700)
-    return KernelStore(this_level(), directory)
+    return KernelStore(lowest_level(), directory)
 
 
 @pytest.fixture

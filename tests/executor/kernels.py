@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-
 from kernels_numba.executor.step import STATUS
 from kernels_numba.executor.store import KernelName
 from kernels_numba.simd.function import kernel_function
-from kernels_numba.simd.levels import Level, level_by_name
 
 
 @kernel_function
@@ -65,10 +62,6 @@ def busy(simd, operands, step, worker, workers):
 
 
 KERNELS = (add_own, prefix, fault, halve, mode, busy)
-
-
-def this_level() -> Level:
-    return level_by_name({"x86_64": "x86_portable", "aarch64": "arm_neon"}[platform.machine()])
 
 
 def name_of(function) -> KernelName:

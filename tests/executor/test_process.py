@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor.kernels import this_level
+from tests.support.kernels import lowest_level
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +43,7 @@ def directory(tmp_path_factory) -> Path:
 
 
 def subprocess_run(directory: Path, code: str) -> str:
-    prelude = PRELUDE.format(level=this_level().name, directory=str(directory))
+    prelude = PRELUDE.format(level=lowest_level().name, directory=str(directory))
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", prelude + code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from kernels_numba.simd.targets.portable import I32, I64, VOID
+from kernels_numba.simd.targets.parts import I16X8, I32X4, by_parts, part
+from kernels_numba.simd.targets.portable import I8X64, I32, I32X16, I64, VOID, constant
 from kernels_numba.simd.targets.x86_avx2 import f16_to_f32, f32_to_f16, fma, fma_f32  # the same LLVM intrinsics
 from kernels_numba.simd.vocabulary import Emission, idiom
 
 BASE = "portable"
+
+
+@idiom("i32x16(i32x16, i8x64, i8x64)")
+def dot_u7i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+    """Products of signed bytes in 16 bits, added in pairs to 32 bits, and those in pairs again."""
+
+    def quarter(total: ir.Value, first: ir.Value, second: ir.Value) -> ir.Value:
+        pairs = []
+        for half in (0, 1):
+            products = e.llvm("llvm.aarch64.neon.smull.v8i16", I16X8, part(e, first, half, 2), part(e, second, half, 2))
+            pairs.append(e.llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", I32X4, products))
+        return e.builder.add(total, e.llvm("llvm.aarch64.neon.addp.v4i32", I32X4, *pairs))
+
+    return by_parts(e, 4, quarter, total, unsigned, signed)
+
+
+@idiom("i32x16(i32x16, i8x64, i8x64)")
+def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+    """u is its low 7 bits minus its high bit as a signed byte (0 or -128)."""
+    b = e.builder
+    low = dot_u7i8(e, total, b.and_(unsigned, constant(I8X64, 0x7F)), signed)
+    return b.sub(low, dot_u7i8(e, constant(I32X16, 0), b.and_(unsigned, constant(I8X64, 0x80)), signed))
 
 
 @idiom("void()")
@@ -26,4 +49,4 @@ def set_floating_point_mode(e: Emission, mode: ir.Value) -> None:
     e.llvm("llvm.aarch64.set.fpcr", VOID, mode)
 
 
-__all__ = ["f16_to_f32", "f32_to_f16", "floating_point_mode", "fma", "fma_f32", "pause", "set_floating_point_mode"]
+__all__ = ["dot_u7i8", "dot_u8i8", "f16_to_f32", "f32_to_f16", "floating_point_mode", "fma", "fma_f32", "pause", "set_floating_point_mode"]

@@ -457,6 +457,12 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
     return total
 
 
+@idiom("i32x16(i32x16, i8x64, i8x64)")
+def dot_u7i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+    """`dot_u8i8` where the first operand's bytes are 0..127: signed multiplications do as well, and sums of two products fit 16 bits."""
+    return e.call("dot_u8i8", total, unsigned, signed)
+
+
 @idiom("i8x64(i8x64)")
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     """The value itself. A target may hide where it came from, so that LLVM does not compute it again for each use."""

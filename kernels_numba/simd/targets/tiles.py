@@ -1,6 +1,6 @@
 """Idioms of the linear kernels: accumulators of a tile of 16 rows by `count` tokens, as a tuple of vectors, unrolled while emitting.
 
-Part of the portable target. The dot products go through the target's `dot_u8i8`.
+Part of the portable target. The dot products go through the target's `dot_u8i8` and `dot_u7i8`.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ def _finish(e: Emission, tile: ir.Value, parts: list[ir.Value]) -> ir.Value:
     return tile
 
 
+def _dot(zero_shift: int) -> str:
+    """The dot product that fits the codes: those of 8 bits have their zero at 128, all others stay below 128."""
+    return "dot_u8i8" if zero_shift == 7 else "dot_u7i8"
+
+
 def _accumulate_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
     return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 5)) else None
 
@@ -94,12 +99,13 @@ def tile_accumulate(
     b = e.builder
     activations = _Block(e, block, kinds[3].literal_value, first)
     weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
+    dot = _dot(kinds[5].literal_value)
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
         dots = {token: activations.minus_zero_times_sum(token, None, kinds[5].literal_value) for token in tokens}
         for vector in range(8):
             for token in tokens:
-                dots[token] = e.call("dot_u8i8", dots[token], weights[vector], activations.codes(token, vector))
+                dots[token] = e.call(dot, dots[token], weights[vector], activations.codes(token, vector))
         for token in tokens:
             factor = b.fmul(scale, activations.scale(token))
             totals[token] = e.call("fma", b.sitofp(dots[token], F32X16), factor, totals[token])
@@ -115,6 +121,7 @@ def tile_accumulate_sub_scales(
     b = e.builder
     activations = _Block(e, block, kinds[3].literal_value, first)
     weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
+    dot = _dot(kinds[5].literal_value)
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS // 2):
         halves = {(token, half): activations.minus_zero_times_sum(token, half, kinds[5].literal_value) for token in tokens for half in (0, 1)}
@@ -122,7 +129,7 @@ def tile_accumulate_sub_scales(
             for token in tokens:
                 for half in (0, 1):
                     part = 4 * half + vector
-                    halves[token, half] = e.call("dot_u8i8", halves[token, half], weights[part], activations.codes(token, part))
+                    halves[token, half] = e.call(dot, halves[token, half], weights[part], activations.codes(token, part))
         for token in tokens:
             total = b.add(b.mul(halves[token, 0], low), b.mul(halves[token, 1], high))
             factor = b.fmul(scale, activations.scale(token))

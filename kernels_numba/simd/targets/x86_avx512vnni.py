@@ -17,6 +17,9 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
     return e.llvm("llvm.x86.avx512.vpdpbusd.512", I32X16, total, unsigned, signed)
 
 
+dot_u7i8 = dot_u8i8
+
+
 @idiom("i8x64(i8x64)")
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     hide = ir.InlineAsm(ir.FunctionType(I8X64, [I8X64]), "", "=v,0", side_effect=False)

@@ -1,0 +1,102 @@
+"""The byte dot products: exact on every level that this machine runs, and made of the instructions that a level is there for."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from kernels_numba.executor.aligned import address_of, aligned_zeros
+from kernels_numba.simd.function import kernel_function
+from kernels_numba.simd.levels import LEVELS, Level
+from tests.support.kernels import compile_kernels, runnable_levels
+
+COUNT = 64
+
+
+@kernel_function
+def dot_of_bytes(simd, operands, step, worker, workers):
+    """Operands: count, totals int32[count, 16], unsigned and signed bytes [count, 64], results int32[count, 16]."""
+    for i in range(simd.load_i64(operands)):
+        total = simd.load_i32x16(simd.load_i64(operands + 8) + 64 * i)
+        unsigned = simd.load_i8x64(simd.load_i64(operands + 16) + 64 * i)
+        signed = simd.load_i8x64(simd.load_i64(operands + 24) + 64 * i)
+        simd.store_i32x16(simd.load_i64(operands + 32) + 64 * i, simd.dot_u8i8(total, unsigned, signed))
+    return 0
+
+
+@kernel_function
+def dot_of_seven_bits(simd, operands, step, worker, workers):
+    """The same with `dot_u7i8`."""
+    for i in range(simd.load_i64(operands)):
+        total = simd.load_i32x16(simd.load_i64(operands + 8) + 64 * i)
+        unsigned = simd.load_i8x64(simd.load_i64(operands + 16) + 64 * i)
+        signed = simd.load_i8x64(simd.load_i64(operands + 24) + 64 * i)
+        simd.store_i32x16(simd.load_i64(operands + 32) + 64 * i, simd.dot_u7i8(total, unsigned, signed))
+    return 0
+
+
+@kernel_function
+def dot_of_broadcast(simd, operands, step, worker, workers):
+    """One vector of weights by the activations of 4 tokens, each 4 bytes for all rows."""
+    weights = simd.load_i8x64(operands)
+    for token in range(4):
+        total = simd.load_i32x16(step + 64 * token)
+        simd.store_i32x16(step + 64 * token, simd.dot_u8i8(total, weights, simd.splat_4xi8(worker + 4 * token)))
+    return 0
+
+
+@pytest.mark.parametrize("level", runnable_levels(), ids=lambda level: level.name)
+@pytest.mark.parametrize("function, largest", [(dot_of_bytes, 255), (dot_of_seven_bits, 127)])
+def test_dot_products_are_exact(level: Level, function, largest: int) -> None:
+    random = np.random.default_rng(5)
+    unsigned = aligned_zeros((COUNT, 64), np.uint8)
+    signed = aligned_zeros((COUNT, 64), np.int8)
+    totals = aligned_zeros((COUNT, 16), np.int32)
+    results = aligned_zeros((COUNT, 16), np.int32)
+    unsigned[:] = random.integers(0, largest + 1, unsigned.shape)
+    signed[:] = random.integers(-128, 128, signed.shape)
+    totals[:] = random.integers(-(1 << 31), 1 << 31, totals.shape)
+    unsigned[:6] = np.array([largest, largest, 0, 1, largest // 2 + 1, 127])[:, None]
+    signed[:6] = np.array([-128, 127, -128, -1, -128, -128])[:, None]
+    operands = np.array([COUNT, *(address_of(array) for array in (totals, unsigned, signed, results))], np.int64)
+    [address] = compile_kernels(level, [function])
+    ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)(address_of(operands), 0, 0, 1)
+    products = unsigned.astype(np.int64) * signed
+    expected = totals + products.reshape(COUNT, 16, 4).sum(2)
+    assert np.array_equal(results, expected.astype(np.int32))
+
+
+INSTRUCTIONS = {
+    "x86_avx512vnni": ("vpdpbusd", "vpdpbusd"),
+    "x86_avx2": ("vpmaddubsw", "vpmaddubsw"),
+    "arm_i8mm": ("usdot", "sdot"),
+    "arm_dotprod": ("sdot", "sdot"),
+    "arm_neon": ("smull", "smull"),
+}
+"""Per level: what `dot_u8i8` and `dot_u7i8` are made of."""
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level.name in INSTRUCTIONS], ids=lambda level: level.name)
+def test_dot_products_use_the_instructions_of_the_level(level: Level) -> None:
+    from kernels_numba.executor.compile import assembly
+
+    for function, instruction in zip((dot_of_bytes, dot_of_seven_bits), INSTRUCTIONS[level.name]):
+        words = assembly(level, function.name, function).split()
+        vectors_per_register = {"vpdpbusd": 1, "vpmaddubsw": 2}.get(instruction, 4)
+        parts = 2 if instruction == "vpmaddubsw" and function is dot_of_bytes else 1
+        found = [word for word in words if word in (instruction, instruction + "2")]
+        assert len(found) >= vectors_per_register * parts, (function.name, words)
+
+
+def test_every_level_has_a_dot_product_of_its_own_or_is_portable() -> None:
+    assert {level.name for level in LEVELS} - set(INSTRUCTIONS) == {"x86_portable"}
+
+
+def test_the_correction_for_mixed_signs_is_computed_once_for_broadcast_activations() -> None:
+    from kernels_numba.executor.compile import assembly
+    from kernels_numba.simd.levels import level_by_name
+
+    lines = assembly(level_by_name("arm_dotprod"), "dot_of_broadcast", dot_of_broadcast).split()
+    assert lines.count("sdot") <= 4 * (4 + 1)  # per token four products and one correction, not four
