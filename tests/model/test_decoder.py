@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer.core import env
 from edgeinfer.core.errors import ModelFileError, UnsupportedModelError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
@@ -38,7 +38,7 @@ def test_the_listing_is_the_golden_one(architecture: str, tmp_path: Path) -> Non
     program = program_of(BUILDERS[architecture](tmp_path / "tiny.gguf"))
     listing = f"{program}\nfused:\n{fuse(program)}"
     file = GOLDEN / f"{architecture}.txt"
-    if os.environ.get("EDGEINFER_UPDATE_GOLDEN") == "1":
+    if env.value("EDGEINFER_UPDATE_GOLDEN") == "1":
         file.write_text(listing, encoding="utf-8")
     assert file.is_file(), f"write {file.name} with EDGEINFER_UPDATE_GOLDEN=1 pytest {__file__}"
     assert listing == file.read_text(encoding="utf-8"), "if that was meant: EDGEINFER_UPDATE_GOLDEN=1 pytest tests/model/test_decoder.py, and read the diff"
