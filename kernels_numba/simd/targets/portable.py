@@ -10,7 +10,7 @@ from llvmlite import ir
 from kernels_numba.simd.vectors import ELEMENTS, VECTORS, splat
 from kernels_numba.simd.vocabulary import Emission, idiom
 
-PARTS = ("synchronisation", "tiles")
+PARTS = ("lanes", "synchronisation", "tiles")
 """Modules beside this one that belong to the portable target."""
 TILE_TOKENS = 4
 

@@ -1,0 +1,122 @@
+"""Activation functions of the feed-forward part, times the up projection, as float32 or as activation blocks.
+
+A worker's units are its share of 32-column groups over all rows: the same columns that it computed in the linear ops before, so no barrier is needed
+between them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_numba.executor.step import ROWS
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, share_start, tile_width, word
+from kernels_numba.ops.mathematics import erf, exp
+from kernels_numba.ops.quantize import padded_tokens, quantize_group, token_block
+from kernels_numba.simd.function import kernel_function
+
+ACTIVATION_OPERANDS = ("gate", "gate_stride", "up", "up_stride", "width", "output", "output_stride")
+ACTIVATION_QUANTIZE_OPERANDS = ("gate", "gate_stride", "up", "up_stride", "width", "output")
+
+HALF = np.float32(0.5)
+SQRT_HALF = np.float32(0.7071067811865476)
+GELU_CUBIC = np.float32(0.044715)
+GELU_FACTOR = np.float32(-1.5957691216057308)  # -2 sqrt(2 / pi)
+
+
+@kernel_function
+def silu(simd, x):
+    """x / (1 + exp(-x))."""
+    return x / (simd.splat_f32(np.float32(1)) + exp(simd, simd.negate(x)))
+
+
+@kernel_function
+def gelu_tanh(simd, x):
+    """x (1 + tanh z) / 2 with z = sqrt(2/pi) (x + 0.044715 x^3), as x / (1 + exp(-2z)): the same function without its cancellation."""
+    inner = simd.fma(simd.splat_f32(GELU_CUBIC) * x * x, x, x)
+    return x / (simd.splat_f32(np.float32(1)) + exp(simd, simd.splat_f32(GELU_FACTOR) * inner))
+
+
+@kernel_function
+def gelu_erf(simd, x):
+    """x / 2 * (1 + erf(x / sqrt 2))."""
+    return simd.splat_f32(HALF) * x * (simd.splat_f32(np.float32(1)) + erf(simd, x * simd.splat_f32(SQRT_HALF)))
+
+
+@kernel_function
+def relu_squared(simd, x):
+    """max(x, 0)^2; NaN stays NaN."""
+    positive = simd.maximum(simd.splat_f32(np.float32(0)), x)
+    return positive * positive
+
+
+SILU = {"apply": silu}
+GELU_TANH = {"apply": gelu_tanh}
+GELU_ERF = {"apply": gelu_erf}
+RELU_SQUARED = {"apply": relu_squared}
+
+
+@kernel_function
+def activated(simd, function, gate, up):
+    """f(gate) * up for 16 columns; f(gate) if `up` is 0."""
+    value = function.apply(simd, simd.load_f32x16(gate))
+    if up != 0:
+        value = value * simd.load_f32x16(up)
+    return value
+
+
+@kernel_function
+def activation(simd, function, operands, step, worker, workers):
+    """output = f(gate) * up, or f(gate) if `up` is 0. In place is allowed."""
+    gate = word(simd, operands, 0)
+    gate_stride = word(simd, operands, 1)
+    up = word(simd, operands, 2)
+    up_stride = word(simd, operands, 3)
+    width = word(simd, operands, 4)
+    output = word(simd, operands, 5)
+    output_stride = word(simd, operands, 6)
+    rows = simd.load_i64(step + ROWS)
+    groups = (width + GROUP - 1) // GROUP
+    columns = (width + 15) // 16 * 16
+    first = GROUP * share_start(simd, groups, worker, workers)
+    end = min(columns, GROUP * share_start(simd, groups, worker + 1, workers))
+    for row in range(rows):
+        for column in range(first, end, 16):
+            up_address = 0
+            if up != 0:
+                up_address = up + row * up_stride + 4 * column
+            value = activated(simd, function, gate + row * gate_stride + 4 * column, up_address)
+            simd.store_f32x16(output + row * output_stride + 4 * column, value)
+
+
+@kernel_function
+def activation_quantize(simd, function, operands, step, worker, workers):
+    """`activation` with its result as activation blocks alone."""
+    gate = word(simd, operands, 0)
+    gate_stride = word(simd, operands, 1)
+    up = word(simd, operands, 2)
+    up_stride = word(simd, operands, 3)
+    width = word(simd, operands, 4)
+    output = word(simd, operands, 5)
+    rows = simd.load_i64(step + ROWS)
+    groups = (width + GROUP - 1) // GROUP
+    columns = (width + 15) // 16 * 16
+    per_tile = tile_width(simd, rows)
+    zero = simd.splat_f32(np.float32(0))
+    first = share_start(simd, groups, worker, workers)
+    end = share_start(simd, groups, worker + 1, workers)
+    for token in range(padded_tokens(simd, rows)):
+        first_block = token_block(simd, output, token, groups, per_tile)
+        for group in range(first, end):
+            low = zero
+            high = zero
+            if token < rows:
+                address = gate + token * gate_stride + 4 * GROUP * group
+                up_address = 0
+                if up != 0:
+                    up_address = up + token * up_stride + 4 * GROUP * group
+                low = activated(simd, function, address, up_address)
+                if GROUP * group + 16 < columns:
+                    if up != 0:
+                        up_address += 64
+                    high = activated(simd, function, address + 64, up_address)
+            quantize_group(simd, low, high, first_block + group * BLOCK_BYTES_PER_TOKEN * per_tile, per_tile, token % per_tile)

@@ -1,0 +1,114 @@
+"""Elementwise kernels and those that pick or check rows. All allow their output to be an input."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_numba.executor.step import OUTPUT_ROWS, OUTPUTS, STATUS, STATUS_NON_FINITE
+from kernels_numba.ops.common import float_word, row_count, share_start, word
+from kernels_numba.ops.mathematics import tanh
+from kernels_numba.simd.function import kernel_function
+
+ADD_OPERANDS = ("input", "input_stride", "other", "other_stride", "width", "per_output", "output", "output_stride")
+SCALE_OPERANDS = ("input", "input_stride", "factor", "width", "per_output", "output", "output_stride")
+SOFTCAP_OPERANDS = ("input", "input_stride", "cap", "width", "per_output", "output", "output_stride")
+SELECT_OUTPUTS_OPERANDS = ("input", "input_stride", "width", "output", "output_stride")
+CHECK_FINITE_OPERANDS = ("input", "input_stride", "width", "per_output")
+
+
+@kernel_function
+def share_of_columns(simd, width, worker, workers):
+    """The worker's columns [first, end) of the padded width, in multiples of 16."""
+    vectors = (width + 15) // 16
+    return 16 * share_start(simd, vectors, worker, workers), 16 * share_start(simd, vectors, worker + 1, workers)
+
+
+@kernel_function
+def add(simd, operands, step, worker, workers):
+    """output = input + other."""
+    source = word(simd, operands, 0)
+    stride = word(simd, operands, 1)
+    other = word(simd, operands, 2)
+    other_stride = word(simd, operands, 3)
+    width = word(simd, operands, 4)
+    rows = row_count(simd, step, word(simd, operands, 5))
+    output = word(simd, operands, 6)
+    output_stride = word(simd, operands, 7)
+    first, end = share_of_columns(simd, width, worker, workers)
+    for row in range(rows):
+        for column in range(first, end, 16):
+            value = simd.load_f32x16(source + row * stride + 4 * column) + simd.load_f32x16(other + row * other_stride + 4 * column)
+            simd.store_f32x16(output + row * output_stride + 4 * column, value)
+
+
+@kernel_function
+def scale(simd, operands, step, worker, workers):
+    """output = input * factor."""
+    source = word(simd, operands, 0)
+    stride = word(simd, operands, 1)
+    factor = simd.splat_f32(float_word(simd, operands, 2))
+    width = word(simd, operands, 3)
+    rows = row_count(simd, step, word(simd, operands, 4))
+    output = word(simd, operands, 5)
+    output_stride = word(simd, operands, 6)
+    first, end = share_of_columns(simd, width, worker, workers)
+    for row in range(rows):
+        for column in range(first, end, 16):
+            simd.store_f32x16(output + row * output_stride + 4 * column, simd.load_f32x16(source + row * stride + 4 * column) * factor)
+
+
+@kernel_function
+def capped(simd, value, cap):
+    """cap * tanh(value / cap)."""
+    return cap * tanh(simd, value / cap)
+
+
+@kernel_function
+def softcap(simd, operands, step, worker, workers):
+    """output = cap * tanh(input / cap)."""
+    source = word(simd, operands, 0)
+    stride = word(simd, operands, 1)
+    cap = simd.splat_f32(float_word(simd, operands, 2))
+    width = word(simd, operands, 3)
+    rows = row_count(simd, step, word(simd, operands, 4))
+    output = word(simd, operands, 5)
+    output_stride = word(simd, operands, 6)
+    first, end = share_of_columns(simd, width, worker, workers)
+    for row in range(rows):
+        for column in range(first, end, 16):
+            value = capped(simd, simd.load_f32x16(source + row * stride + 4 * column), cap)
+            simd.store_f32x16(output + row * output_stride + 4 * column, value)
+
+
+@kernel_function
+def select_outputs(simd, operands, step, worker, workers):
+    """output[i] = input[output_rows[i]]; the output must not be the input."""
+    source = word(simd, operands, 0)
+    stride = word(simd, operands, 1)
+    width = word(simd, operands, 2)
+    output = word(simd, operands, 3)
+    output_stride = word(simd, operands, 4)
+    chosen = simd.load_i64(step + OUTPUT_ROWS)
+    first, end = share_of_columns(simd, width, worker, workers)
+    for row in range(simd.load_i64(step + OUTPUTS)):
+        origin = source + simd.load_i32(chosen + 4 * row) * stride
+        for column in range(first, end, 16):
+            simd.store_f32x16(output + row * output_stride + 4 * column, simd.load_f32x16(origin + 4 * column))
+
+
+@kernel_function
+def check_finite(simd, operands, step, worker, workers):
+    """Sets the step's status to STATUS_NON_FINITE if any value is infinite or NaN, unless it holds a fault already. Padding is not looked at."""
+    source = word(simd, operands, 0)
+    stride = word(simd, operands, 1)
+    width = word(simd, operands, 2)
+    rows = row_count(simd, step, word(simd, operands, 3))
+    zero = simd.splat_f32(np.float32(0))
+    poison = zero  # becomes NaN by infinity * 0 and NaN * 0
+    first, end = share_of_columns(simd, width, worker, workers)
+    for row in range(rows):
+        for column in range(first, end, 16):
+            poison = simd.fma(simd.load_lanes_f32(source + row * stride + 4 * column, width - column), zero, poison)
+    total = simd.sum_lanes(poison)
+    if total != total and simd.load_i64(step + STATUS) == 0:
+        simd.store_i64(step + STATUS, STATUS_NON_FINITE)

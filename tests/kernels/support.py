@@ -1,0 +1,187 @@
+"""How kernel tests run kernels: guarded 64-byte aligned memory, step words, every level of this machine, any number of workers (one after the
+other)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kernels_numba.executor import step as step_words
+from kernels_numba.executor.store import KernelName, KernelStore
+from kernels_numba.ops import attention as attention_ops
+from kernels_numba.simd.levels import LEVELS, level_by_name, usable_levels
+
+GUARD = 192
+GUARD_BYTE = 0xA5
+KERNEL_FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "test-kernels"
+
+
+def machine_features() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def _levels() -> list[object]:
+    usable = {level.name for level in usable_levels(platform.machine(), machine_features())}
+    same_architecture = [level for level in LEVELS if level.architecture == platform.machine()]
+    return [
+        pytest.param(
+            level.name,
+            marks=[] if level.name in usable else pytest.mark.skip(reason=f"this machine lacks {sorted(level.features - machine_features())}"),
+        )
+        for level in same_architecture
+    ]
+
+
+ALL_LEVELS = _levels()
+every_level = pytest.mark.parametrize("level", ALL_LEVELS)
+
+
+@cache
+def kernel_store(level: str) -> KernelStore:
+    return KernelStore(level_by_name(level), KERNEL_FOLDER)
+
+
+class Memory:
+    """64-byte aligned buffers between guard bytes; `check` fails if any guard was overwritten."""
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[NDArray[np.uint8], int, int]] = []
+
+    def allocate(self, size: int, fill: int = 0) -> NDArray[np.uint8]:
+        raw = np.full(size + 2 * GUARD + 64, GUARD_BYTE, np.uint8)
+        start = GUARD + -(raw.ctypes.data + GUARD) % 64
+        raw[start : start + size] = fill
+        self._buffers.append((raw, start, size))
+        return raw[start : start + size]
+
+    def copy(self, array: NDArray) -> NDArray:
+        """The array's bytes in guarded memory, with its dtype and shape."""
+        buffer = self.allocate(array.nbytes)
+        buffer[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return buffer.view(array.dtype).reshape(array.shape)
+
+    def matrix(self, values: NDArray[np.float32] | tuple[int, int]) -> Matrix:
+        """A float32 matrix with rows padded to 16 columns (padding 0), from values or of a shape (filled with NaN)."""
+        rows, width = values if isinstance(values, tuple) else values.shape
+        columns = -(-width // 16) * 16
+        full = self.allocate(4 * rows * columns).view(np.float32).reshape(rows, columns)
+        full[:, :width] = np.nan if isinstance(values, tuple) else values
+        return Matrix(full, width)
+
+    def check(self) -> None:
+        for raw, start, size in self._buffers:
+            assert (raw[:start] == GUARD_BYTE).all(), "a kernel wrote before a buffer"
+            assert (raw[start + size :] == GUARD_BYTE).all(), "a kernel wrote behind a buffer"
+
+
+class Matrix:
+    def __init__(self, full: NDArray[np.float32], width: int) -> None:
+        self.full = full
+        self.width = width
+        self.address = full.ctypes.data
+        self.stride = 4 * full.shape[1]
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        return self.full[:, : self.width].copy()
+
+
+class StepWords:
+    """The words of a step. Rows belong to `sequences` (one index a row) at `slots`; page ids per sequence and cache group."""
+
+    def __init__(
+        self,
+        rows: int,
+        *,
+        positions: Sequence[int] | None = None,
+        slots: Sequence[int] | None = None,
+        sequences: Sequence[int] | None = None,
+        output_rows: Sequence[int] = (),
+        pages: Sequence[Sequence[Sequence[int]]] = (),
+        block_rows: int = step_words.QUERY_BLOCK_ROWS,
+    ) -> None:
+        memory = self.memory = Memory()
+        slots = list(range(rows)) if slots is None else list(slots)
+        sequences = [0] * rows if sequences is None else list(sequences)
+        positions = slots if positions is None else positions
+        self.words = memory.allocate(8 * len(step_words.STEP_WORDS)).view(np.int64)
+        self.address = self.words.ctypes.data
+        blocks = query_blocks(slots, sequences, block_rows)
+        tables = [[memory.copy(np.array(group, np.int32)) for group in sequence] for sequence in pages]
+        self._kept = [memory.copy(np.array(values, np.int32)) for values in (positions, slots, sequences, list(output_rows), np.ravel(blocks))]
+        addresses = memory.copy(np.array([[group.ctypes.data for group in sequence] for sequence in tables], np.int64))
+        self._kept += [addresses]
+        values = {
+            "rows": rows,
+            "rope_positions": self._kept[0].ctypes.data,
+            "slots": self._kept[1].ctypes.data,
+            "row_sequences": self._kept[2].ctypes.data,
+            "outputs": len(output_rows),
+            "output_rows": self._kept[3].ctypes.data,
+            "query_blocks": self._kept[4].ctypes.data,
+            "query_block_count": len(blocks),
+            "page_tables": addresses.ctypes.data,
+            "cache_groups": len(pages[0]) if pages else 0,
+        }
+        for name, value in values.items():
+            self.words[step_words.STEP_WORDS.index(name)] = value
+
+    @property
+    def status(self) -> int:
+        return int(self.words[step_words.STEP_WORDS.index("status")])
+
+
+def query_blocks(slots: Sequence[int], sequences: Sequence[int], block_rows: int) -> list[tuple[int, int, int, int]]:
+    """(first row, rows, sequence, first slot): runs of rows of one sequence, cut into blocks."""
+    blocks: list[tuple[int, int, int, int]] = []
+    for row, (slot, sequence) in enumerate(zip(slots, sequences, strict=True)):
+        if blocks and blocks[-1][2] == sequence and blocks[-1][1] < block_rows and slot == blocks[-1][3] + blocks[-1][1]:
+            first, count, _, first_slot = blocks[-1]
+            blocks[-1] = (first, count + 1, sequence, first_slot)
+        else:
+            blocks.append((row, 1, sequence, slot))
+    return blocks
+
+
+def float_bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def run(level: str, module: str, function: str, tags: tuple[str, ...], operands: Sequence[int], step: StepWords, workers: int = 1) -> None:
+    """Runs every worker's share, the last worker first: no share may depend on another."""
+    kernel = kernel_store(level).function(KernelName(module, function, tags))
+    words = np.array(operands, np.int64)
+    for worker in reversed(range(workers)):
+        kernel(words.ctypes.data, step.address, worker, workers)
+    step.memory.check()
+
+
+class PagedStore:
+    """A key and value store with pages in a scattered order, filled with NaN."""
+
+    def __init__(self, memory: Memory, cache_type: str, pages: int, kv_heads: int, key_size: int, value_size: int) -> None:
+        self.dtype = np.dtype(np.float16 if cache_type == "f16" else np.float32)
+        self.kv_heads, self.key_size, self.value_size = kv_heads, key_size, value_size
+        self.page_bytes = attention_ops.page_bytes(kv_heads, key_size, value_size, self.dtype.itemsize)
+        self.bytes = memory.allocate(pages * self.page_bytes)
+        self.bytes.view(self.dtype)[:] = np.nan
+        self.address = self.bytes.ctypes.data
+
+    def read(self, pages: Sequence[int], positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Keys [positions, kv_heads, key_size] and values of the first positions of a sequence, widened."""
+        per_head = attention_ops.PAGE_POSITIONS * (self.key_size + self.value_size)
+        content = self.bytes.view(self.dtype).reshape(-1, self.kv_heads, per_head)[list(pages)]
+        keys = content[..., : 16 * self.key_size].reshape(-1, self.kv_heads, self.key_size, 16)
+        values = content[..., 16 * self.key_size :].reshape(-1, self.kv_heads, 16, self.value_size)
+        keys = keys.transpose(0, 3, 1, 2).reshape(-1, self.kv_heads, self.key_size)
+        values = values.transpose(0, 2, 1, 3).reshape(-1, self.kv_heads, self.value_size)
+        return keys[:positions].astype(np.float32), values[:positions].astype(np.float32)
