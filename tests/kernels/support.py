@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeinfer.core.host import instruction_sets
 from kernels_numba.executor import step as step_words
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.ops import attention as attention_ops
@@ -22,20 +23,14 @@ GUARD_BYTE = 0xA5
 KERNEL_FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "test-kernels"
 
 
-def machine_features() -> frozenset[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
-
-
 def _levels() -> list[object]:
-    usable = {level.name for level in usable_levels(platform.machine(), machine_features())}
+    features = frozenset(instruction_sets())
+    usable = {level.name for level in usable_levels(platform.machine(), features)}
     same_architecture = [level for level in LEVELS if level.architecture == platform.machine()]
     return [
         pytest.param(
             level.name,
-            marks=[] if level.name in usable else pytest.mark.skip(reason=f"this machine lacks {sorted(level.features - machine_features())}"),
+            marks=[] if level.name in usable else pytest.mark.skip(reason=f"this machine lacks {sorted(level.features - features)}"),
         )
         for level in same_architecture
     ]
