@@ -63,19 +63,20 @@ def examine() -> dict[str, dict[str, Any]]:
 
 
 def kernel_level(flags: frozenset[str]) -> tuple[str, str]:
-    """The instruction-set level that kernels are compiled for, and why."""
+    """The instruction-set level that kernels are compiled for, and why; the error of the choice where there is none."""
     import platform
 
+    from edgeinfer.backends.numba.backend import choose_level
     from edgeinfer.core import env
+    from edgeinfer.core.errors import BackendUnavailableError
     from kernels_numba.simd.levels import usable_levels
 
-    usable = [level.name for level in usable_levels(platform.machine(), flags)]
-    if not usable:
-        return "none", f"there are no kernels for {platform.machine()}"
-    forced = env.value("EDGEINFER_ISA")
-    if forced is not None:
-        return forced, "EDGEINFER_ISA" if forced in usable else f"EDGEINFER_ISA, but this machine can run {', '.join(usable)} only"
-    return usable[0], f"the best of those that this machine can run ({', '.join(usable)})"
+    try:
+        level = choose_level()
+    except BackendUnavailableError as error:
+        return "none", str(error)
+    usable = ", ".join(level.name for level in usable_levels(platform.machine(), flags))
+    return level.name, "EDGEINFER_ISA" if env.value("EDGEINFER_ISA") else f"the best of those that this machine can run ({usable})"
 
 
 def library_version(name: str) -> str:

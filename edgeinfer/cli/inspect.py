@@ -9,6 +9,7 @@ import typer
 from edgeinfer.cli import options
 
 if TYPE_CHECKING:
+    from edgeinfer.core.memory_plan import MemoryPlan
     from edgeinfer.gguf.reader import GGUFFile
 
 SHOWN_ELEMENTS = 3  # of a long array
@@ -35,9 +36,9 @@ def inspect(
         elif as_json:
             from edgeinfer.cli.console import print_json
 
-            print_json(describe(file))
+            print_json(describe(file, context))
         else:
-            show(file)
+            show(file, context)
 
 
 def shown_value(value: Any) -> str:
@@ -53,7 +54,7 @@ def shown_value(value: Any) -> str:
     return f"{len(value)} elements: {', '.join(first)}{', ...' if len(first) < len(value) else ''}"
 
 
-def show(file: GGUFFile) -> None:
+def show(file: GGUFFile, context: int | None) -> None:
     """Print tables for people."""
     from edgeinfer.cli.console import megabytes, print_table
     from edgeinfer.core.printable import printable, printable_path
@@ -67,6 +68,28 @@ def show(file: GGUFFile) -> None:
     print()
     totals = [(total["format"], str(total["tensors"]), f"{total['elements']:,}", megabytes(total["bytes"])) for total in totals_by_format(file)]
     print_table(("format", "tensors", "elements", "size"), totals)
+    print()
+    plan, refusal = memory_plan(file, context)
+    if plan is None:
+        print(f"memory plan: none, because this model cannot be run: {refusal}")
+    else:
+        tokens = f"a context of {context} tokens" if context else "the default context"
+        print_table((f"memory plan for {tokens}", "size"), [(label, megabytes(size)) for label, size in plan.rows()])
+
+
+def memory_plan(file: GGUFFile, context: int | None) -> tuple[MemoryPlan | None, str]:
+    """What running the model would take, made from the metadata alone; None and the reason when it cannot be run at all."""
+    from edgeinfer.backends.base import BackendOptions
+    from edgeinfer.backends.numba.backend import plan
+    from edgeinfer.core.errors import EdgeInferError
+    from edgeinfer.engine.engine import DEFAULT_CONTEXT
+
+    trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+    tokens = context or (min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) and trained > 1 else DEFAULT_CONTEXT)
+    try:
+        return plan(file, BackendOptions(context=tokens)).memory, ""
+    except EdgeInferError as error:
+        return None, str(error)
 
 
 def totals_by_format(file: GGUFFile) -> list[dict[str, Any]]:
@@ -81,10 +104,11 @@ def totals_by_format(file: GGUFFile) -> list[dict[str, Any]]:
     return sorted(totals.values(), key=lambda total: (total["format"] == "all", -total["bytes"]))
 
 
-def describe(file: GGUFFile) -> dict[str, Any]:
+def describe(file: GGUFFile, context: int | None) -> dict[str, Any]:
     """The same as one JSON object. Long arrays appear by their length; numbers that JSON lacks (NaN) and undecodable bytes as text."""
     from edgeinfer.core.printable import printable, printable_path
 
+    plan, refusal = memory_plan(file, context)
     return {
         "paths": [printable_path(path) for path in file.paths],
         "version": file.version,
@@ -95,6 +119,8 @@ def describe(file: GGUFFile) -> dict[str, Any]:
             for tensor in file.tensors.values()
         ],
         "totals": totals_by_format(file),
+        "memory_plan": dict(plan.rows()) if plan else None,
+        "refusal": refusal or None,
     }
 
 

@@ -57,6 +57,8 @@ def test_inspect_as_json(command: Command, tiny: Path) -> None:
     assert value["metadata"]["tokenizer.ggml.tokens"]["value"]["elements"] > 256
     total = value["totals"][-1]
     assert total["format"] == "all" and total["bytes"] == sum(tensor["bytes"] for tensor in value["tensors"])
+    assert value["memory_plan"]["weights"] > 0 and value["refusal"] is None
+    assert json.loads(command("inspect", str(tiny), "--json", "--context", "9999").out)["memory_plan"]["KV cache"] > value["memory_plan"]["KV cache"]
 
 
 def test_inspect_prints_the_program(command: Command, tiny: Path) -> None:
@@ -68,6 +70,7 @@ def test_inspect_of_hostile_texts_stays_on_its_lines(command: Command, tmp_path:
     path = tmp_path / "hostile.gguf"
     write_gguf(path, {"general.architecture": "llama", "general.name": "\x1b[31mred\nsecond \u202e line", "x.nan": float("nan")}, {})
     ended = command("inspect", str(path))
+    assert "this model cannot be run" in ended.out
     assert "\x1b" not in ended.out and "\u202e" not in ended.out and "\\x1b[31mred\\nsecond" in ended.out
     assert json.loads(command("inspect", str(path), "--json").out)["metadata"]["x.nan"]["value"] == "nan"
 

@@ -33,8 +33,8 @@ def test_a_user_without_a_home_gets_a_folder_of_its_own() -> None:
 
 
 def test_models_and_kernels_lie_in_the_home() -> None:
-    environment = {"EDGEINFER_HOME": "/home"}
-    assert home.model_file("tiny", environment) == Path("/home/models/tiny.gguf")
-    assert home.kernel_cache_path(environment) == Path("/home/kernels")
+    environment = {"EDGEINFER_HOME": "/kept"}
+    assert home.model_file("tiny", environment) == Path("/kept/models/tiny.gguf")
+    assert home.kernel_cache_path(environment) == Path("/kept/kernels")
     assert home.kernel_cache_path({"EDGEINFER_CACHE": "/elsewhere"}) == Path("/elsewhere")
     assert home.kernel_cache_path({"EDGEINFER_CACHE": "none"}) is None
