@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.core import host
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
@@ -65,7 +66,7 @@ class LlamaCppBackend:
         handle = library.llama_model_load_from_file(os.fsencode(model), parameters)
         if not handle:
             raise ModelFileError(f"llama.cpp cannot load {model}: {_last_errors()}")
-        threads = options.threads or len(os.sched_getaffinity(0))
+        threads = host.worker_threads(options.threads).count
         sequences = min(options.maximum_sequences, _MAXIMUM_SEQUENCES)
         cells = _padded(options.cache_tokens or options.context)
         context = library.llama_init_from_model(handle, _context_parameters(library, options, threads, sequences, cells))
@@ -176,6 +177,7 @@ def _context_parameters(library: Any, options: BackendOptions, threads: int, seq
 
 def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) -> MemoryPlan:
     """llama.cpp maps the weights and plans by itself; this is the arithmetic of what it will take, after the model was opened."""
+    available = host.available_memory()
     heads = library.llama_model_n_head(model) or 1
     width = library.llama_model_n_embd(model) // heads * library.llama_model_n_head_kv(model)
     cache = 2 * library.llama_model_n_layer(model) * width * cells * (4 if options.cache_type == "f32" else 2)
@@ -186,13 +188,9 @@ def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) 
         process=0,
         peak_while_packing=0,
         mapped=library.llama_model_size(model),
-        available=_available_bytes(),
-        available_reason="MemAvailable",
+        available=available.size,
+        available_reason=available.reason,
     )
-
-
-def _available_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _description(library: Any, options: BackendOptions) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request."""
+    """Token counts of one request. Two usages are equal if the same was asked and answered, whatever was found in the cache."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0  # prompt tokens that a prefix hit spared
+    cached_tokens: int = field(default=0, compare=False)  # prompt tokens that a prefix hit spared
 
     @property
     def total_tokens(self) -> int:

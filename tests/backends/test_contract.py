@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,27 @@ def test_threads_share_an_engine_and_get_their_solo_answers(case: tuple[str, Pat
         assert engine.logits(prompts[3]).shape == (len(prompts[3]), engine.vocabulary)
 
 
+def test_pages_given_up_behind_a_window_and_a_small_step_change_nothing(case: tuple[str, Path], driver: Driver) -> None:
+    tokens = _tokens(CONTEXT)
+    expected = driver.whole(1, tokens)
+    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=4) as engine:
+        other = engine.stream(_tokens(9), SamplingParams(max_tokens=100, ignore_eos=True))  # takes pages that were given up
+        assert _equal(driver.backend.capabilities.bit_exact_chunks, engine.logits(tokens), expected)
+        assert len(list(other)) == 100
+
+
+def test_sequences_that_do_not_fit_together_are_computed_again_and_answer_the_same(case: tuple[str, Path]) -> None:
+    prompts = [_tokens(40 + number, number) for number in range(4)]
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    options: dict[str, Any] = {"context": CONTEXT, "threads": 1, "cache_type": "f32", "maximum_sequences": 4}
+    with Engine.load(case[1], backend=case[0], cache_tokens=4 * CONTEXT, **options) as roomy:
+        expected = [roomy.generate(prompt, params).token_ids for prompt in prompts]
+    with Engine.load(case[1], backend=case[0], cache_tokens=CONTEXT + 64, **options) as tight:
+        assert [one.token_ids for one in tight.generate_many(prompts, params)] == expected
+        if case[0] != "llamacpp":  # which rounds its cache up
+            assert tight._loop.scheduler.state.preemptions > 0
+
+
 def _resources() -> tuple[int, int, int]:
     """Resident bytes, threads, open files of this process."""
     status = Path("/proc/self/status").read_text()
@@ -212,7 +234,7 @@ def test_an_engine_that_is_only_dropped_gives_its_memory_back(case: tuple[str, P
 def test_values_that_are_not_finite_are_a_typed_error(case: tuple[str, Path], tmp_path: Path) -> None:
     if case[0] == "fake":
         pytest.skip("the fake backend computes nothing that could overflow")
-    broken = tiny_llama(tmp_path / "broken.gguf", tensors={"output_norm.weight": np.full(64, np.inf, dtype=np.float32)})
+    broken = tiny_llama(tmp_path / "overflowing.gguf", tensors={"output_norm.weight": np.full(64, 3e38, dtype=np.float32)})
     with Engine.load(broken, backend=case[0], context=CONTEXT, threads=1, maximum_sequences=4) as engine:
         with pytest.raises(NonFiniteError):
             engine.generate(_tokens(5), SamplingParams(max_tokens=5))
