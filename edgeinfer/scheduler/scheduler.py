@@ -38,6 +38,31 @@ class Chunk:
         return max(0, self.end - self.first_output)
 
 
+class StepPlan:
+    """The chunks of a step that is being planned, and what is left of its budgets."""
+
+    def __init__(self, rows: int, outputs: int) -> None:
+        self.rows_left = rows
+        self.outputs_left = outputs
+        self._chunks: dict[Sequence, Chunk] = {}
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return list(self._chunks.values())
+
+    def add(self, chunk: Chunk) -> None:
+        self._chunks[chunk.sequence] = chunk
+        self.rows_left -= chunk.rows
+        self.outputs_left -= chunk.outputs
+
+    def remove(self, sequence: Sequence) -> None:
+        """Gives back what the sequence was to spend, if anything."""
+        chunk = self._chunks.pop(sequence, None)
+        if chunk is not None:
+            self.rows_left += chunk.rows
+            self.outputs_left += chunk.outputs
+
+
 @dataclass(frozen=True)
 class SchedulerState:
     """A snapshot for people and tests. Pages by cache group."""
@@ -190,24 +215,22 @@ class Scheduler:
     # Planning ------------------------------------------------------------------------------------------------------------------------------------
 
     def _plan(self) -> list[Chunk]:
-        chunks: dict[Sequence, Chunk] = {}
+        plan = StepPlan(self._capabilities.maximum_step_rows, MAXIMUM_OUTPUT_ROWS)
         # Decoding sequences first: one row each keeps their streams going while a long prompt takes the rest of the budget.
         for sequence in sorted(self._running, key=lambda candidate: candidate.behind > 1):
             if sequence not in self._running or sequence.consumer.paused:
                 continue
-            rows_left = self._capabilities.maximum_step_rows - sum(chunk.rows for chunk in chunks.values())
-            outputs_left = MAXIMUM_OUTPUT_ROWS - sum(chunk.outputs for chunk in chunks.values())
-            chunk = _next_chunk(sequence, rows_left, outputs_left)
-            if chunk.rows > 0 and self._reserve(sequence, chunk.end, chunks):
-                chunks[sequence] = chunk
-        return list(chunks.values())
+            chunk = _next_chunk(sequence, plan.rows_left, plan.outputs_left)
+            if chunk.rows > 0 and self._reserve(sequence, chunk.end, plan):
+                plan.add(chunk)
+        return plan.chunks
 
-    def _reserve(self, sequence: Sequence, end: int, chunks: dict[Sequence, Chunk]) -> bool:
+    def _reserve(self, sequence: Sequence, end: int, plan: StepPlan) -> bool:
         """Takes pages for the positions before `end`. Preempts younger sequences, if need be out of this very step; else the sequence itself."""
         while not self._has_room(sequence, end):
             victims = [other for other in self._running if other is not sequence and other.consumer.paused]
             victims = victims or self._running[self._running.index(sequence) :]
-            chunks.pop(victims[-1], None)
+            plan.remove(victims[-1])
             self._preempt(victims[-1])
             if victims[-1] is sequence:
                 return False
@@ -317,20 +340,27 @@ class Scheduler:
 
 def build_step(chunks: Items[Chunk]) -> Step:
     """The step record for `chunks`, in their order."""
-    rows = sum(chunk.rows for chunk in chunks)
-    token_ids, sequence, slots = (np.empty(rows, dtype=np.int32) for _ in range(3))
-    outputs = np.full(rows, OutputKind.NONE, dtype=np.uint8)
+    token_ids: list[int] = []
+    sequence: list[int] = []
+    slots: list[int] = []
+    outputs: list[int] = []
     tables = []
-    row = 0
     for index, chunk in enumerate(chunks):
-        end = row + chunk.rows
-        token_ids[row:end] = chunk.sequence.tokens[chunk.start : chunk.end]
-        sequence[row:end] = index
-        slots[row:end] = np.arange(chunk.start, chunk.end, dtype=np.int32)
-        outputs[end - chunk.outputs : end] = OutputKind.LOGITS
+        token_ids += chunk.sequence.tokens[chunk.start : chunk.end]
+        sequence += [index] * chunk.rows
+        slots += range(chunk.start, chunk.end)
+        outputs += [OutputKind.NONE] * (chunk.rows - chunk.outputs) + [OutputKind.LOGITS] * chunk.outputs
         tables.append(SequenceTable(chunk.sequence.identifier, chunk.start, tuple(table.ids[: table.count] for table in chunk.sequence.tables)))
-        row = end
-    return Step(token_ids, sequence, slots, slots.copy(), np.zeros(rows, dtype=np.int32), outputs, tuple(tables))
+    positions = np.array(slots, dtype=np.int32)
+    return Step(
+        np.array(token_ids, dtype=np.int32),
+        np.array(sequence, dtype=np.int32),
+        positions,
+        positions.copy(),
+        np.zeros(len(positions), dtype=np.int32),
+        np.array(outputs, dtype=np.uint8),
+        tuple(tables),
+    )
 
 
 def _next_chunk(sequence: Sequence, rows_left: int, outputs_left: int) -> Chunk:

@@ -224,7 +224,12 @@ _EXITS = {
     "without close": "",
     "half-consumed stream": "stream = engine.stream([2], LONG); next(stream)",
     "a cycle": "cycle = [engine]; cycle.append(cycle)",
-    "a thread in the middle": "import threading; threading.Thread(target=lambda: engine.generate([1], LONG), daemon=True).start()",
+    "a thread in the middle": """
+import threading, time
+threading.Thread(target=lambda: engine.generate([1], LONG), daemon=True).start()
+while not engine._loop.scheduler.has_work:
+    time.sleep(0.001)
+""",
     "scores half taken": "blocks = engine.iterate_logits([1] * 200); next(blocks)",
     "an atexit user": "import atexit; atexit.register(lambda: print('end'))",
     "sys.exit in a thread": "import threading, sys; threading.Thread(target=lambda: sys.exit(3)).start()",
