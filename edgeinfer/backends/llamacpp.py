@@ -29,7 +29,7 @@ _MAXIMUM_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _GGML_TYPES = {"f32": 0, "f16": 1}
 _FLASH_ATTENTION_AUTO = -1
 _FLASH_ATTENTION_OFF = 0
-_ERROR_LEVEL = 3  # of ggml_log_level
+_ERROR_LEVEL = 4  # of ggml_log_level
 
 _library: Any = None
 _library_lock = threading.Lock()

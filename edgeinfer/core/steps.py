@@ -26,6 +26,7 @@ class SequenceTable:
     """A sequence of the step: its id (stable while it lives) and, per cache group, the page ids that hold its positions in order.
 
     `pages[group]` is int32[pages]; position p lies in page pages[group][p // page_size] at p % page_size. Backends that keep their own cache use the id.
+    Of a group with a window, the entries of pages that lie wholly behind it are -1: they were given up, and no row may look there.
     `start` is the first position that this step computes: a backend with its own cache forgets what it holds from there on.
     """
 
