@@ -7,7 +7,7 @@ tokens that are written out in the text ('<|im_end|>') as those tokens. Both are
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -186,9 +186,9 @@ class Tokenizer:
         """A decoder for a sequence that grows; its joined text is that of `decode` with the same arguments."""
         return StreamDecoder(self, skip_special, starts_sequence)
 
-    def control_texts(self) -> list[str]:
+    def control_texts(self) -> Sequence[str]:
         """The texts of all tokens that only `parse_special` finds (control and unknown tokens), by id."""
-        return [self._vocabulary.pieces[token_id] for token_id, kind in enumerate(self._vocabulary.types) if kind in _HIDDEN]
+        return self._control_texts
 
     def control_texts_in(self, text: str) -> list[str]:
         """Those of `control_texts` that occur in `text`, the longest first."""
@@ -222,6 +222,10 @@ class Tokenizer:
         if self._byte_level:
             return bytes_of_piece(piece)
         return piece.replace("▁", " ").encode("utf-8", "surrogateescape")
+
+    @cached_property
+    def _control_texts(self) -> tuple[str, ...]:
+        return tuple(self._vocabulary.pieces[token_id] for token_id, kind in enumerate(self._vocabulary.types) if kind in _HIDDEN)
 
     @cached_property
     def _all_special(self) -> SpecialTokenFinder:

@@ -150,6 +150,5 @@ def bytes_of_piece(piece: str) -> bytes:
         return bytes([BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:
         return b"".join(
-            bytes([BYTE_OF_CHARACTER[character]]) if character in BYTE_OF_CHARACTER else character.encode("utf-8", "surrogateescape")
-            for character in piece
+            bytes([BYTE_OF_CHARACTER[character]]) if character in BYTE_OF_CHARACTER else character.encode("utf-8", "surrogateescape") for character in piece
         )

@@ -68,8 +68,6 @@ def _byte_pair(vocabulary: Vocabulary) -> Tokenizer:
     if name == "gemma4":
         add_bos = True  # such files were converted with the wrong flag; llama.cpp does the same
     if add_bos and vocabulary.named.bos is None:
-        raise TokenizerError(
-            f"the pre-tokenizer '{name}' asks for a BOS token, but tokenizer.ggml.bos_token_id does not name it; convert the model again"
-        )
+        raise TokenizerError(f"the pre-tokenizer '{name}' asks for a BOS token, but tokenizer.ggml.bos_token_id does not name it; convert the model again")
     encoder: TextEncoder = BytePairEncoder(vocabulary.ids, vocabulary.merges, pre_tokenizer)
     return Tokenizer(vocabulary, encoder, add_bos, vocabulary.add_space_prefix is True, byte_level=pre_tokenizer.byte_level)

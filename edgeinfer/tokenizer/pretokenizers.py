@@ -210,9 +210,7 @@ _GEMMA4 = PreTokenizer((_LINES,), byte_level=False, newline_tokens=True, add_bos
 
 _NAMES: dict[str, PreTokenizer] = {
     "default": _DEFAULT,
-    **dict.fromkeys(
-        ("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert"), _PLAIN_GPT2
-    ),
+    **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert"), _PLAIN_GPT2),
     **dict.fromkeys(("jina-v1-en", "jina-v2-code", "roberta-bpe", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling"), _PLAIN_GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _SMOLLM),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"), _PLAIN_QWEN2),
@@ -232,19 +230,13 @@ _NAMES: dict[str, PreTokenizer] = {
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer((_LLAMA3,), ignore_merges=True)),
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")), ignore_merges=True),
     "jais-2": PreTokenizer(
-        (
-            _LLAMA3.removesuffix(r"\s+(?!\S)|\s+")
-            + "|".join([rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4)])
-            + r"|\s{1,2}(?!\S)|\s",
-        )
+        (_LLAMA3.removesuffix(r"\s+(?!\S)|\s+") + "|".join([rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4)]) + r"|\s{1,2}(?!\S)|\s",)
     ),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _PLAIN_GPT4O),
     "granite-embed-multi-97m": PreTokenizer(
         (_GPT4O.replace(f"A-Z{LETTER}", f"A-Z{LETTER}{MARK}").replace(f"a-z{LETTER}", f"a-z{LETTER}{MARK}"),), ignore_merges=True
     ),
-    "tekken": PreTokenizer(
-        (rf"{_UPPER_THEN_LOWER}|{_UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}",), ignore_merges=True, add_bos=True
-    ),
+    "tekken": PreTokenizer((rf"{_UPPER_THEN_LOWER}|{_UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}",), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), _TINY_AYA),
     "youtu": PreTokenizer(
         (
