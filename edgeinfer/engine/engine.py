@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,9 +225,10 @@ class Engine:
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
             raise InvalidRequestError("messages must be a list of at least one message, each a mapping with 'role' and 'content'")
         if self._template is None:
-            from edgeinfer.chat import ChatTemplate
+            from edgeinfer.chat import ChatTemplate, ChatTokenizer
 
-            self._template = ChatTemplate.from_metadata(self._metadata, self._tokenizer)
+            tokenizer = cast(ChatTokenizer, self._tokenizer)  # tests bring tokenizers that cannot chat; they bring no template either
+            self._template = ChatTemplate.from_metadata(self._metadata, tokenizer)
         ids = checked_token_ids(self._template.encode(messages, tools=tools, add_generation_prompt=True), self.vocabulary)
         if not ids:
             raise InvalidRequestError("the chat template makes an empty prompt of these messages")
