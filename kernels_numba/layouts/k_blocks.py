@@ -19,9 +19,9 @@ def k_scale(simd: Any, header: int, slot: int) -> Any:
 
 @kernel_function
 def k_minimum(simd: Any, header: int, slot: int) -> Any:
-    """Minus the product, because an element is scale * code - minimum."""
+    """Minus the product, because an element is scale * code - minimum; -0.0 - x negates a zero too."""
     product = simd.load_f16x16(header + 32) * simd.f32_from_i32(simd.zero_extend_i8(simd.load_i8x16(header + 80 + 32 * slot)))
-    return simd.splat_f32(np.float32(0)) - product
+    return simd.splat_f32(np.float32(-0.0)) - product
 
 
 @kernel_function

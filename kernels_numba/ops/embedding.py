@@ -23,7 +23,7 @@ EMBEDDING_OPERANDS = (
     "output_stride",
 )
 SCRATCH_BYTES = 1024
-"""Codes of a group (512 bytes), then its scale, minimum or integer scales (64 bytes each)."""
+"""Codes of a group (512 bytes), then the scales of its columns 0-15, those of 16-31, and its minima (64 bytes each)."""
 
 
 @kernel_function
@@ -31,7 +31,7 @@ def element_plain(simd: Any, format: Any, record: int, slot: int, scratch: int) 
     """The group's scales, to the scratch that `scaled_element` reads."""
     simd.store_f32x16(scratch + 512, format.scale(simd, record, slot))
     simd.store_f32x16(scratch + 576, format.scale(simd, record, slot))
-    simd.store_i32x16(scratch + 640, simd.splat_i32(0))
+    simd.store_f32x16(scratch + 640, simd.splat_f32(np.float32(-0.0)))  # x + -0.0 is x, also where x is a zero
 
 
 @kernel_function
@@ -46,7 +46,7 @@ def element_with_sub_scales(simd: Any, format: Any, record: int, slot: int, scra
     scale = format.scale(simd, record, slot)
     simd.store_f32x16(scratch + 512, scale * simd.f32_from_i32(format.low_scale(simd, record, slot)))
     simd.store_f32x16(scratch + 576, scale * simd.f32_from_i32(format.high_scale(simd, record, slot)))
-    simd.store_i32x16(scratch + 640, simd.splat_i32(0))
+    simd.store_f32x16(scratch + 640, simd.splat_f32(np.float32(-0.0)))  # x + -0.0 is x, also where x is a zero
 
 
 @kernel_function
