@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -78,12 +78,15 @@ class Backend(Protocol):
         ...
 
 
-def load_backend(name: str, model: Path, options: BackendOptions) -> Backend:
-    """Loads `model` on the backend `name`; raises BackendUnavailableError for an unknown or missing one, or the model's own errors."""
+def load_backend(name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> Backend:
+    """Loads `model` on the backend `name`; raises BackendUnavailableError for an unknown or missing one, or the model's own errors.
+
+    `progress` is called with the bytes that are loaded and those there are, by backends that take their time.
+    """
     if name == "numba":
         from edgeinfer.backends.numba.backend import NumbaBackend
 
-        return NumbaBackend.load(model, options)
+        return NumbaBackend.load(model, options, progress)
     if name == "llamacpp":
         from edgeinfer.backends.llamacpp import LlamaCppBackend
 

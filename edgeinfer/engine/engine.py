@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -37,9 +37,16 @@ class Engine:
     from the one that loaded the engine; InvalidRequestError for input that cannot be honoured; ContextLengthError for a prompt that does not fit.
     """
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, metadata: Mapping[str, Any] | None = None, warnings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        metadata: Mapping[str, Any] | None = None,
+        warnings: Sequence[str] = (),
+        prefix_reuse: bool = True,
+    ) -> None:
         """Joins the parts; `Engine.load` is what users call. The engine owns `backend` from here on and closes it."""
-        scheduler = Scheduler(backend)
+        scheduler = Scheduler(backend, prefix_reuse)
         self._backend = backend
         self._tokenizer = tokenizer
         self._metadata = metadata or {}
@@ -67,13 +74,16 @@ class Engine:
         cache_type: str = "f16",
         instruction_set: str | None = None,
         maximum_sequences: int | None = None,
+        prefix_reuse: bool = True,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Engine:
         """Loads a GGUF file, or the model of a card that was pulled.
 
         `backend`: numba, llamacpp or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained
         for, at most 4,096. `threads`: default: what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all
         sequences together may keep; default: decided by the memory plan. `cache_type`: f16 or f32. `instruction_set`: a level's name, to force it.
-        `maximum_sequences`: sequences that run together.
+        `maximum_sequences`: sequences that run together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
+        `progress` is called while weights are loaded, with the bytes done and the bytes in all.
 
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
         """
@@ -103,7 +113,7 @@ class Engine:
             instruction_set=instruction_set,
             cache_type=cache_type,
         )
-        return cls(load_backend(backend, path, options), tokenizer, metadata, warnings)
+        return cls(load_backend(backend, path, options, progress), tokenizer, metadata, warnings, prefix_reuse)
 
     # What it is ----------------------------------------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,22 @@ def test_options_reach_the_backend(model: Path) -> None:
             engine.generate([65] * 64)
 
 
+def test_prefixes_are_not_reused_if_so_asked(model: Path) -> None:
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    with Engine.load(model, backend="fake") as reusing, Engine.load(model, backend="fake", prefix_reuse=False) as computing:
+        answers = [engine.generate([65] * 50, params) for engine in (reusing, reusing, computing, computing)]
+    assert [answer.usage.cached_tokens for answer in answers] == [0, 48, 0, 0]
+    assert len({answer.token_ids for answer in answers}) == 1
+
+
+def test_loading_reports_its_progress(model: Path) -> None:
+    pytest.importorskip("edgeinfer.backends.numba")
+    seen: list[tuple[int, int]] = []
+    with Engine.load(model, threads=1, progress=lambda done, total: seen.append((done, total))):
+        pass
+    assert seen and seen == sorted(seen) and seen[-1][0] == seen[-1][1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
