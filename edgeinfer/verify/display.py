@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgeinfer.verify.greedy import GreedyComparison
 from edgeinfer.verify.metrics import Agreement
-from edgeinfer.verify.report import ORACLE, OURS, REFERENCE, VerifyReport
+from edgeinfer.verify.report import ORACLE, OURS, PAIRS, REFERENCE, VerifyReport
 from edgeinfer.verify.token_ids import TokenIds
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LABELS = {OURS: "ours", ORACLE: "llama.cpp", REFERENCE: "reference"}
+_SHORT = {**_LABELS, REFERENCE: "ref"}
 
 
 def print_report(report: VerifyReport, console: Console) -> None:
@@ -24,6 +25,7 @@ def print_report(report: VerifyReport, console: Console) -> None:
     if report.token_ids is not None:
         _print_token_ids(report.token_ids, console)
     console.print(_agreement_table(report))
+    console.print(_perplexity_table(report))
     if report.greedy is not None:
         console.print(_greedy_table(report.greedy))
     seconds = ", ".join(f"{part} {value:.1f} s" for part, value in report.seconds.items())
@@ -43,65 +45,63 @@ def _print_token_ids(found: TokenIds, console: Console) -> None:
 
 
 def _agreement_table(report: VerifyReport) -> Table:
-    from rich.table import Table
-
-    with_oracle = ORACLE in report.agreement.perplexity
-    title = f"Teacher forcing on {report.agreement.positions} tokens (KL in nats, means; top-1 against the reference)"
-    table = Table(title=title, title_justify="left")
-    table.add_column("text")
-    table.add_column("tokens", justify="right")
-    columns = ["KL(ref || ours)", "KL(ref || llama.cpp)", "KL(llama.cpp || ours)", "top-1 ours", "top-1 llama.cpp"]
-    for column in [*columns, "ppl ref", "ppl ours", "ppl llama.cpp"]:
-        if with_oracle or "llama.cpp" not in column:
-            table.add_column(column, justify="right")
-
-    def row(label: str, part: Agreement) -> None:
-        cells = [label, str(part.positions), f"{part.kl[REFERENCE, OURS]:.6f}"]
-        if with_oracle:
-            cells += [f"{part.kl[REFERENCE, ORACLE]:.6f}", f"{part.kl[ORACLE, OURS]:.6f}"]
-        cells.append(f"{part.top1[REFERENCE, OURS]:.2%}")
-        if with_oracle:
-            cells.append(f"{part.top1[REFERENCE, ORACLE]:.2%}")
-        cells += [f"{part.perplexity[REFERENCE]:.4f}", f"{part.perplexity[OURS]:.4f}"]
-        if with_oracle:
-            cells.append(f"{part.perplexity[ORACLE]:.4f}")
-        table.add_row(*cells)
-
-    for kind, part in report.teacher_forcing.by_kind.items():
-        row(kind, part)
-    table.add_section()
-    row("all", report.agreement)
+    table = _table(f"Teacher forcing on {report.agreement.positions} tokens: mean divergence (nats), and arg-maxima equal to the reference's")
+    pairs = [pair for pair in PAIRS if pair in report.agreement.kl]
+    engines = [engine for engine in (OURS, ORACLE) if engine in report.agreement.perplexity]
+    for column in ("text", "tokens", *(f"KL({_SHORT[p]}\n|| {_SHORT[q]})" for p, q in pairs), *(f"top-1\n{_LABELS[engine]}" for engine in engines)):
+        table.add_column(column, justify="left" if column == "text" else "right", no_wrap=True)
+    for label, part in _parts(report):
+        divergences = [f"{part.kl[pair]:.6f}" for pair in pairs]
+        table.add_row(label, str(part.positions), *divergences, *(f"{part.top1[REFERENCE, engine]:.2%}" for engine in engines))
     return table
+
+
+def _perplexity_table(report: VerifyReport) -> Table:
+    table = _table("Perplexity, and how far from the reference's")
+    engines = [engine for engine in (OURS, ORACLE) if engine in report.agreement.perplexity]
+    for column in ("text", "reference", *(name for engine in engines for name in (_LABELS[engine], "apart"))):
+        table.add_column(column, justify="left" if column == "text" else "right", no_wrap=True)
+    for label, part in _parts(report):
+        cells = [label, f"{part.perplexity[REFERENCE]:.4f}"]
+        for engine in engines:
+            cells += [f"{part.perplexity[engine]:.4f}", f"{part.perplexity[engine] / part.perplexity[REFERENCE] - 1:+.3%}"]
+        table.add_row(*cells)
+    return table
+
+
+def _parts(report: VerifyReport) -> list[tuple[str, Agreement]]:
+    return [*report.teacher_forcing.by_kind.items(), ("all", report.agreement)]
 
 
 def _greedy_table(greedy: tuple[GreedyComparison, ...]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    title = "Greedy generation, ours against llama.cpp; where they part: the reference's gap and the errors on the two tokens"
-    table = Table(title=title, title_justify="left")
-    for column in ("prompt", "agreed", "tokens", "gap", "error ours", "error llama.cpp", "within"):
-        table.add_column(column, justify="left" if column in ("prompt", "tokens") else "right")
+    table = _table("Greedy generation, ours and llama.cpp; where they part, the reference's gap and the errors on the two tokens")
+    for column in ("prompt", "agreed", "gap", "error\nours", "error\nllama.cpp", "within"):
+        table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
     for item in greedy:
         agreed = f"{item.agreed}/{item.tokens}"
-        prompt = Text(item.prompt.replace("\n", " ")[:32])
+        prompt = Text(item.prompt.replace("\n", " ")[:28])
         if item.divergence is None:
-            table.add_row(prompt, agreed, "", "", "", "", "")
+            table.add_row(prompt, agreed)
             continue
         parted = item.divergence
-        verdict = "yes" if parted.within_error else "NO"
-        tokens = f"{parted.our_token} / {parted.oracle_token}"
-        table.add_row(prompt, agreed, tokens, f"{parted.reference_gap:+.4f}", f"{parted.our_error:.4f}", f"{parted.oracle_error:.4f}", verdict)
+        errors = [f"{parted.our_error:.4f}", f"{parted.oracle_error:.4f}"]
+        table.add_row(prompt, agreed, f"{parted.reference_gap:+.4f}", *errors, "yes" if parted.within_error else "NO")
     return table
 
 
-def _bar_table(report: VerifyReport) -> Table:
+def _table(title: str) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=f"Bars for {report.model}", title_justify="left")
-    table.add_column("bar")
-    table.add_column("holds")
-    table.add_column("found")
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _bar_table(report: VerifyReport) -> Table:
+    table = _table(f"Bars for {report.model}")
+    for column in ("bar", "holds", "found"):
+        table.add_column(column)
     for bar in report.bars():
         verdict = {True: "[green]yes[/green]", False: "[bold red]NO[/bold red]", None: "not judged"}[bar.holds]
         table.add_row(bar.name, verdict, bar.detail)

@@ -12,8 +12,8 @@ from edgeinfer.verify.metrics import Logits
 if TYPE_CHECKING:
     from edgeinfer import Engine
 
-REFERENCE_BLOCK = 64
-"""Rows of the reference's logits at a time: 64 rows of 262,144 in float64 are 134 MB."""
+REFERENCE_BLOCK_BYTES = 300_000_000
+"""Bytes of a block of the reference's float64 logits. Every block dequantizes the output matrix anew, so blocks are as large as memory may bear."""
 
 
 class EngineSource:
@@ -43,7 +43,8 @@ class ReferenceSource:
         from edgeinfer.model.reference import reference_logit_blocks
 
         position = 0
-        for block in reference_logit_blocks(self._file, token_ids, block=REFERENCE_BLOCK, program=self._program):
+        rows = max(1, REFERENCE_BLOCK_BYTES // (8 * self._program.vocabulary))
+        for block in reference_logit_blocks(self._file, token_ids, block=rows, program=self._program):
             yield position, block
             position += len(block)
 

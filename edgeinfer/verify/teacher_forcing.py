@@ -30,7 +30,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TeacherForcing:
-    """The agreement over all chunks and by kind of text, and the seconds that each engine took."""
+    """The agreement over all chunks and by kind of text, and the seconds waited for each engine (less for one that computes ahead)."""
 
     total: Agreement
     by_kind: Mapping[str, Agreement]
