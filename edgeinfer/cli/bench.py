@@ -7,17 +7,19 @@ from typing import Annotated
 
 import typer
 
+from edgeinfer.cli import options
+
 
 def bench(
-    model: Annotated[str, typer.Argument(help="a GGUF file, or the name of a model that was pulled")],
-    threads: Annotated[int | None, typer.Option("--threads", help="threads of every engine; default: what this process may use")] = None,
+    model: options.Model,
+    threads: options.Threads = None,
     prompt_lengths: Annotated[str, typer.Option("--prompt-lengths", help="tokens of the prompts, with commas between")] = "512",
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", help="tokens decoded after a prompt of 16")] = 96,
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
     peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, both with a comma, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
     write: Annotated[Path | None, typer.Option("--write", help="folder to write DATE-MODEL.json into")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode, time to first token and memory of our engine and its peers, in alternating rounds, each in its own process."""
     from rich.console import Console
@@ -30,7 +32,7 @@ def bench(
     from edgeinfer.cli.console import note, print_json
     from edgeinfer.core.host import worker_threads
 
-    options = BenchmarkOptions(
+    wanted = BenchmarkOptions(
         threads=worker_threads(threads).count,
         prompt_lengths=parse_lengths(prompt_lengths),
         decode_tokens=decode_tokens,
@@ -38,7 +40,7 @@ def bench(
         peers=parse_peers(peers),
         interpreters=parse_interpreters(peer_python or []),
     )
-    result = run_benchmark(resolve_model(model), options, note)
+    result = run_benchmark(resolve_model(model), wanted, note)
     print_result(result, Console(stderr=as_json))
     if write is not None:
         note(f"written to {write_result(result, write)}")

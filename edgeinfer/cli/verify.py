@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
+from edgeinfer.cli import options
+
 
 def verify(
-    model: Annotated[str, typer.Argument(help="a GGUF file, or the name of a model that was pulled")],
+    model: options.Model,
     tokens: Annotated[int, typer.Option("--tokens", help="tokens of running text to compare, at least")] = 2112,
     greedy_tokens: Annotated[int, typer.Option("--greedy-tokens", help="tokens to generate after each of ten prompts")] = 64,
-    backend: Annotated[str, typer.Option("--backend", help="the backend to judge")] = "numba",
-    threads: Annotated[int | None, typer.Option("--threads", help="worker threads; default: what this process may use")] = None,
+    backend: options.BackendName = "numba",
+    threads: options.Threads = None,
     instruction_set: Annotated[str | None, typer.Option("--instruction-set", help="a level's name, to force it")] = None,
     without_oracle: Annotated[bool, typer.Option("--without-oracle", help="leave llama.cpp out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare our kernels with llama.cpp and the NumPy reference: token ids, divergence, perplexity, greedy generation.
 
@@ -29,10 +31,10 @@ def verify(
     from edgeinfer.verify.display import print_report
     from edgeinfer.verify.run import VerifyOptions, verify_model
 
-    options = VerifyOptions(tokens, greedy_tokens, backend, threads, instruction_set, not without_oracle)
+    wanted = VerifyOptions(tokens, greedy_tokens, backend, threads, instruction_set, not without_oracle)
     path = resolve_model(model)
     with StageReporter() as reporter:
-        report = verify_model(path, options, reporter.stage)
+        report = verify_model(path, wanted, reporter.stage)
     print_report(report, Console(stderr=as_json))
     if as_json:
         print_json(report.to_json())
