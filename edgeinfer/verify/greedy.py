@@ -67,9 +67,7 @@ def row_at(source: LogitSource, token_ids: Sequence[int], position: int) -> Logi
     return found
 
 
-def compare_greedy(
-    prompt: str, token_ids: Sequence[int], count: int, ours: GreedySource, oracle: GreedySource, reference: LogitSource
-) -> GreedyComparison:
+def compare_greedy(prompt: str, token_ids: Sequence[int], count: int, ours: GreedySource, oracle: GreedySource, reference: LogitSource) -> GreedyComparison:
     """Generates `count` tokens with both after `token_ids`, and measures the first difference."""
     our_tokens = list(ours.greedy(token_ids, count))
     oracle_tokens = list(oracle.greedy(token_ids, count))

@@ -180,9 +180,7 @@ def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.llamacpp
 @pytest.mark.model
 def test_llamacpp_is_measured_in_its_own_process(tmp_path: Path, model_path) -> None:  # type: ignore[no-untyped-def]
-    options = BenchmarkOptions(
-        threads=1, prompt_lengths=(16,), decode_tokens=2, rounds=1, interpreters={"edgeinfer": _player(tmp_path / "ours", 2000.0)}
-    )
+    options = BenchmarkOptions(threads=1, prompt_lengths=(16,), decode_tokens=2, rounds=1, interpreters={"edgeinfer": _player(tmp_path / "ours", 2000.0)})
     found = run_benchmark(model_path("smollm2-135m"), options)
     assert found.missing == {}
     peer = found.engines["llamacpp"]
