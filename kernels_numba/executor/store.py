@@ -7,10 +7,14 @@ alone. Each file carries a hash of its object and is replaced atomically; a dama
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import importlib
+import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterable
@@ -56,10 +60,14 @@ def source_digest() -> str:
 
 
 class KernelStore:
-    """The kernels of one level in this process. Thread-safe. `directory` None: memory alone."""
+    """The kernels of one level in this process. Thread-safe. `directory` None: memory alone.
 
-    def __init__(self, level: Level, directory: Path | None) -> None:
+    Many missing kernels are compiled by `compilers` child processes, which also keeps Numba out of this process; where that fails, they are compiled here.
+    """
+
+    def __init__(self, level: Level, directory: Path | None, compilers: int = 1) -> None:
         self.level = level
+        self.compilers = compilers
         self.directory = directory / source_digest() / level.name if directory is not None else None
         if self.directory is not None and not _make_private(self.directory):
             warnings.warn(
@@ -78,6 +86,7 @@ class KernelStore:
         with self._lock:
             missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._addresses]
             if missing:
+                self._compile_in_children(missing)
                 self._load(missing)
             return {kernel: self._addresses[kernel] for kernel in kernels}
 
@@ -85,6 +94,10 @@ class KernelStore:
         """The kernel as a ctypes function of int64 arguments."""
         address = self.load([kernel])[kernel]
         return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * kernel.integers)(address)
+
+    def make(self, kernel: KernelName) -> None:
+        """Compiles a kernel into the folder without loading it; its level need not be one that this machine can run."""
+        self._write(kernel, self._compile(kernel))
 
     def _load(self, kernels: list[KernelName]) -> None:
         import llvmlite.binding as llvm
@@ -103,6 +116,37 @@ class KernelStore:
         self._engine.finalize_object()
         for kernel in kernels:
             self._addresses[kernel] = self._engine.get_function_address(kernel.symbol)
+
+    def _compile_in_children(self, kernels: list[KernelName]) -> None:
+        """Fills the folder by child processes (`executor.make`). Whatever they do not manage is compiled by this process, which then raises its error."""
+        if self.directory is None or not sys.executable:
+            return
+        absent = [kernel for kernel in kernels if not self._path(kernel).exists()]
+        processes = min(self.compilers, len(absent) // 2)
+        if processes < 1:
+            return
+        root = str(Path(__file__).resolve().parent.parent.parent)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+        absent.sort(key=lambda kernel: kernel.module != "ops.linear")  # the longest first, dealt out like cards
+        children = []
+        for number in range(processes):
+            request = json.dumps([dataclasses.astuple(kernel) for kernel in absent[number::processes]])
+            command = [sys.executable, "-m", "kernels_numba.executor.make", self.level.name, str(self.directory.parent.parent), request]
+            try:
+                children.append(
+                    subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                )
+            except OSError:
+                break
+        try:
+            for child in children:
+                child.wait()
+        except BaseException:  # an interrupt: what they have finished is kept
+            for child in children:
+                child.kill()
+                child.wait()
+            raise
+        self.compiled += [kernel.symbol for kernel in absent if self._path(kernel).exists()]
 
     def _compile(self, kernel: KernelName) -> bytes:
         from kernels_numba.executor.compile import front_end

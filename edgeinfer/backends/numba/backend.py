@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from kernels_numba.ops.attention import PAGE_POSITIONS
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
 from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
@@ -27,6 +26,7 @@ from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
+from kernels_numba.ops.attention import PAGE_POSITIONS
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
 
 PROCESS_GROWTH = 48_000_000
@@ -63,7 +63,7 @@ def kernel_store(level: Level) -> KernelStore:
     key = (level.name, kernel_cache_path())
     with _stores_lock:
         if key not in _stores:
-            _stores[key] = KernelStore(level, key[1])
+            _stores[key] = KernelStore(level, key[1], compilers=host.usable_cores().count)
         return _stores[key]
 
 
