@@ -8,13 +8,14 @@ symbol outside of it.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import codegen, compiler
+from numba.core import codegen, compiler, errors
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import AttributeTemplate, infer_getattr, signature
@@ -22,9 +23,29 @@ from numba.extending import lower_getattr_generic, models, register_model, typeo
 
 from kernels_numba.simd.function import KernelFunction
 from kernels_numba.simd.levels import Level
+from kernels_numba.simd.vectors import resize
 from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target, tile_tokens
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+
+
+_SYMBOL_TABLE = 2  # the section type SHT_SYMTAB
+
+
+class KernelCompileError(RuntimeError):
+    """A kernel function is wrong: a defect of ours, not of the user. Says which function, where, and what does not fit; the cause is chained."""
+
+
+def _compile_error(function: KernelFunction, level: Level, error: Exception) -> KernelCompileError:
+    """Numba's account of a typing error is long and coloured: what counts is its reason, and the last line of the source that it names."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    code = function.python.__code__
+    lines = re.findall(r"line (\d+):", text)
+    reason = [line for line in text.splitlines() if line.strip() and not line.startswith(("Failed in ", "File ", "During: "))]
+    where = f"{code.co_filename}, line {lines[-1] if lines else code.co_firstlineno}"
+    return KernelCompileError(
+        f"the kernel function {function.python.__module__}.{function.name} ({where}) does not compile for {level.name}: {reason[0] if reason else error!r}"
+    )
 
 
 class CompileTimeValue:
@@ -61,11 +82,15 @@ class _FunctionType(_CallableType):
         self.function = function
         super().__init__(f"{function.python.__module__}.{function.python.__qualname__}@{id(function)}", front_end)
 
-    def get_call_type(self, context: Any, args: tuple[types.Type, ...], kws: dict[str, Any]) -> Any:
+    def get_call_type(self, context: Any, args: tuple[types.Type, ...], kws: Mapping[str, types.Type]) -> Any:
         # a parameter annotated `Constant` keeps the number itself in its type; others would be compiled again for each number
-        parameters = self.function.python.__code__.co_varnames
+        code = self.function.python.__code__
+        parameters = code.co_varnames[: code.co_argcount]
+        if len(args) != len(parameters) or kws:
+            given = f"{len(args)} arguments" + "".join(f" and {name}=" for name in kws)
+            raise errors.TypingError(f"{self.function.name} takes {', '.join(parameters)}; it was given {given}")
         constants = {name for name, annotation in self.function.python.__annotations__.items() if annotation == "Constant"}
-        kept = (argument if name in constants else types.unliteral(argument) for name, argument in zip(parameters, args, strict=False))
+        kept = (argument if name in constants else types.unliteral(argument) for name, argument in zip(parameters, args, strict=True))
         return self.front_end.function_signature(self, tuple(kept))
 
 
@@ -74,7 +99,7 @@ class _IdiomType(_CallableType):
         self.idiom = idiom
         super().__init__(f"idiom.{idiom.name}", front_end)
 
-    def get_call_type(self, context: Any, args: tuple[types.Type, ...], kws: dict[str, Any]) -> Any:
+    def get_call_type(self, context: Any, args: tuple[types.Type, ...], kws: Mapping[str, types.Type]) -> Any:
         return self.front_end.idiom_signature(self, args)
 
 
@@ -176,7 +201,8 @@ class FrontEnd:
         if key not in self._signatures:
             result = kind.idiom.typing(arguments)
             if result is None:
-                raise TypeError(f"simd.{kind.idiom.name}{arguments} does not fit {kind.idiom.parameters or 'its typing rule'}")
+                wanted = "its typing rule" if kind.idiom.parameters is None else f"({', '.join(kind.idiom.parameters)})"
+                raise errors.TypingError(f"simd.{kind.idiom.name}({', '.join(map(str, arguments))}) does not fit {wanted}")
             sig = signature(result, *arguments)
 
             def lower(context: Any, builder: ir.IRBuilder, lowered: Any, values: tuple[ir.Value, ...]) -> ir.Value:
@@ -206,14 +232,17 @@ class FrontEnd:
         return self._signatures[key]
 
     def _front(self, function: KernelFunction, arguments: tuple[types.Type, ...]) -> Any:
-        flags = compiler.Flags()
+        flags: Any = compiler.Flags()  # its options are made at run time
         flags.no_compile = True
         flags.no_cpython_wrapper = True
         flags.no_cfunc_wrapper = True
         flags.forceinline = True
         flags.error_model = "numpy"
         flags.nrt = False
-        return compiler.compile_extra(self.typing_context, self.target_context, function.python, arguments, None, flags, {})
+        try:
+            return compiler.compile_extra(self.typing_context, self.target_context, function.python, arguments, None, flags, {})
+        except (errors.NumbaError, TypeError) as error:
+            raise _compile_error(function, self.level, error) from error
 
     # -- compiling
 
@@ -223,11 +252,11 @@ class FrontEnd:
         module = self.lower(symbol, function, tags, integers)
         machine = target_machine(self.level)
         _optimize(module, machine)
-        undefined = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
-        undefined += [v.name for v in module.global_variables if v.is_declaration]
+        code: bytes = machine.emit_object(module)
+        undefined = undefined_symbols(code)
         if undefined:
-            raise RuntimeError(f"kernel {symbol} refers to {', '.join(undefined)}, which no object provides")
-        return machine.emit_object(module)
+            raise KernelCompileError(f"the kernel {symbol} refers to {', '.join(undefined)}, which no object provides (a function outside of `simd`?)")
+        return code
 
     @global_compiler_lock
     def lower(self, symbol: str, function: KernelFunction, tags: tuple[CompileTimeValue, ...], integers: int) -> llvm.ModuleRef:
@@ -262,9 +291,9 @@ class FrontEnd:
         builder = ir.IRBuilder(entry.append_basic_block())
         callee = self.target_context.declare_function(module, compiled.fndesc)
         values = [self.target_context.get_dummy_value()] * tags + list(entry.args)
-        result_type = compiled.signature.return_type
+        result_type = types.unliteral(compiled.signature.return_type)
         _, result = self.target_context.call_conv.call_function(builder, callee, result_type, compiled.fndesc.argtypes, values)
-        builder.ret(result if result_type == types.int64 else i64(0))
+        builder.ret(resize(builder, result, i64) if isinstance(result_type, types.Integer) else i64(0))
         library.add_ir_module(module)
         library.add_linking_library(compiled.library)
         library.finalize()
@@ -287,6 +316,22 @@ def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
+def undefined_symbols(code: bytes) -> list[str]:
+    """Names that an ELF object for 64-bit little-endian machines uses and does not define; the loader would take them from anywhere, or crash."""
+    sections_at, entry_bytes, count = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HH", code, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + entry_bytes * index) for index in range(count)]
+    found = []
+    for _, kind, _, _, start, size, link, _, _, symbol_bytes in sections:
+        if kind != _SYMBOL_TABLE:
+            continue
+        names = sections[link][4]
+        for at in range(start + symbol_bytes, start + size, symbol_bytes):  # the first symbol is none
+            name, _, _, section = struct.unpack_from("<IBBH", code, at)
+            if section == 0:
+                found.append(code[names + name : code.index(b"\0", names + name)].decode())
+    return found
+
+
 _front_ends: dict[str, FrontEnd] = {}
 
 
@@ -305,4 +350,4 @@ def assembly(level: Level, symbol: str, function: KernelFunction, tags: tuple[Co
     return machine.emit_assembly(module)
 
 
-__all__ = ["CompileTimeValue", "FrontEnd", "assembly", "front_end", "target_machine"]
+__all__ = ["CompileTimeValue", "FrontEnd", "KernelCompileError", "assembly", "front_end", "target_machine", "undefined_symbols"]
