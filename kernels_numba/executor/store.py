@@ -6,6 +6,7 @@ alone. Each file carries a hash of its object and is replaced atomically; a dama
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -69,26 +70,28 @@ class KernelStore:
         self.level = level
         self.compilers = compilers
         self.directory = directory / source_digest() / level.name if directory is not None else None
-        if self.directory is not None and not _make_private(self.directory):
+        if directory is not None and not _make_private(directory, source_digest(), level.name):
             warnings.warn(
-                f"{self.directory} cannot be used for compiled kernels (it must be a folder of yours that nobody else can write to); "
+                f"{directory} cannot be used for compiled kernels (it must be a folder of yours that nobody else can write to); "
                 "kernels are compiled again in each process. Choose another folder with EDGEINFER_CACHE.",
                 stacklevel=2,
             )
             self.directory = None
         self.compiled: list[str] = []  # symbols that this process had to compile
+        self._keeps = self.directory is not None  # until writing fails once
         self._engine: Any = None
         self._addresses: dict[KernelName, int] = {}
         self._lock = threading.Lock()
 
     def load(self, kernels: Iterable[KernelName]) -> dict[KernelName, int]:
         """The addresses of the kernels, compiling those that are missing."""
+        wanted = dict.fromkeys(kernels)
         with self._lock:
-            missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._addresses]
+            missing = [kernel for kernel in wanted if kernel not in self._addresses]
             if missing:
                 self._compile_in_children(missing)
                 self._load(missing)
-            return {kernel: self._addresses[kernel] for kernel in kernels}
+            return {kernel: self._addresses[kernel] for kernel in wanted}
 
     def function(self, kernel: KernelName) -> Any:
         """The kernel as a ctypes function of int64 arguments."""
@@ -175,23 +178,28 @@ class KernelStore:
         return None
 
     def _write(self, kernel: KernelName, code: bytes) -> None:
-        if self.directory is None:
+        if not self._keeps:
             return
         temporary = self._path(kernel).with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
         try:
             temporary.write_bytes(_MAGIC + hashlib.sha256(code).digest() + code)
             temporary.replace(self._path(kernel))
         except OSError as error:  # a full disk or a read-only folder costs the next process a compile, nothing else
-            temporary.unlink(missing_ok=True)
-            warnings.warn(f"the compiled kernel could not be kept in {self.directory}: {error}", stacklevel=2)
+            self._keeps = False
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            warnings.warn(f"compiled kernels could not be kept in {self.directory}: {error}", stacklevel=2)
 
 
-def _make_private(directory: Path) -> bool:
-    """Whether the folder exists (made if need be), is ours and is writable by nobody else. A read-only folder of ours is fine."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        if not directory.is_dir():
+def _make_private(directory: Path, *inner: str) -> bool:
+    """Whether the folder and the ones inside of it exist (made if need be), are ours and are writable by nobody else. Read-only folders of ours are fine."""
+    folders = [directory.joinpath(*inner[:depth]) for depth in range(len(inner) + 1)]
+    for folder in folders:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            information = folder.stat()
+        except OSError:
             return False
-    information = directory.stat()
-    return information.st_uid in (os.getuid(), 0) and not information.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if information.st_uid not in (os.getuid(), 0) or information.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True
