@@ -16,7 +16,7 @@ Constant = int
 
 
 class KernelFunction:
-    """A function that other kernel functions may call; always inlined. Calling it from Python runs it as Python, with a `simd` that works on NumPy."""
+    """A function that other kernel functions may call; always inlined. It runs as compiled code alone: its vocabulary exists for the compiler."""
 
     __slots__ = ("python",)
 
@@ -28,7 +28,8 @@ class KernelFunction:
         return self.python.__name__
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.python(*arguments)
+        """For type checkers, which see one kernel function call another; always raises TypeError."""
+        raise TypeError(f"the kernel function {self.name} cannot be called from Python; kernels are loaded with KernelStore.function")
 
     def __repr__(self) -> str:
         return f"<kernel function {self.python.__module__}.{self.name}>"

@@ -83,7 +83,7 @@ def _fits(parameter: str, argument: types.Type) -> bool:
 def _parse(name: str, emit: Emitter) -> Idiom:
     result, _, rest = emit.idiom_signature.partition("(")  # type: ignore[attr-defined]
     parameters = tuple(part.strip() for part in rest.rstrip(")").split(",") if part.strip())
-    result_type = VECTORS.get(result) or SCALARS[result]
+    result_type: types.Type = VECTORS[result] if result in VECTORS else SCALARS[result]
 
     def typing(arguments: tuple[types.Type, ...]) -> types.Type | None:
         fits = len(arguments) == len(parameters) and all(_fits(*pair) for pair in zip(parameters, arguments, strict=True))

@@ -15,6 +15,9 @@ from kernels_numba.simd.vocabulary import Emission, typed_idiom
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 F32X16, I32X16, I8X64 = (VECTORS[name].llvm for name in ("f32x16", "i32x16", "i8x64"))
+Kinds = tuple[Any, ...]
+"""Numba's types of an idiom's arguments; which ones they are is known once the typing rule has accepted them."""
+
 INTERLEAVED_TOKENS = 4
 """Tokens whose dot products are interleaved: enough to hide the latency, few enough not to spill."""
 
@@ -23,14 +26,14 @@ def _is_tile(kind: types.Type) -> bool:
     return isinstance(kind, types.UniTuple) and kind.dtype == VECTORS["f32x16"]
 
 
-def _tile_zero_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+def _tile_zero_type(arguments: Kinds) -> types.Type | None:
     if len(arguments) == 1 and isinstance(arguments[0], types.IntegerLiteral):
         return types.UniTuple(VECTORS["f32x16"], arguments[0].literal_value)
     return None
 
 
 @typed_idiom(_tile_zero_type)
-def tile_zero(e: Emission, kinds: tuple[types.Type, ...], count: ir.Value) -> ir.Value:
+def tile_zero(e: Emission, kinds: Kinds, count: ir.Value) -> ir.Value:
     """Accumulators of zero for `count` (a constant) tokens."""
     tokens = kinds[0].literal_value
     return ir.Constant(ir.ArrayType(F32X16, tokens), [ir.Constant(F32X16, [0.0] * 16)] * tokens)
@@ -86,13 +89,13 @@ def _dot(zero_shift: int) -> str:
     return "dot_u8i8" if zero_shift == 7 else "dot_u7i8"
 
 
-def _accumulate_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+def _accumulate_type(arguments: Kinds) -> types.Type | None:
     return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 5)) else None
 
 
 @typed_idiom(_accumulate_type)
 def tile_accumulate(
-    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
+    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
     scale: ir.Value,
 ) -> ir.Value:  # fmt: skip
     """For each token: tile += float32(sum of (code - zero) * activation code) * (scale * activation scale), the product of the scales rounded first."""
@@ -114,7 +117,7 @@ def tile_accumulate(
 
 @typed_idiom(_accumulate_type)
 def tile_accumulate_sub_scales(
-    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
+    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
     scale: ir.Value, low: ir.Value, high: ir.Value,
 ) -> ir.Value:  # fmt: skip
     """The same where columns 0-15 and 16-31 have integer scales of their own: the integer sum is low * dot of the first half + high * dot of the second."""
@@ -137,12 +140,12 @@ def tile_accumulate_sub_scales(
     return _finish(e, tile, totals)
 
 
-def _first_tile(arguments: tuple[types.Type, ...]) -> types.Type | None:
+def _first_tile(arguments: Kinds) -> types.Type | None:
     return arguments[0] if _is_tile(arguments[0]) else None
 
 
 @typed_idiom(_first_tile)
-def tile_add_minimum(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, block: ir.Value, width: Any, first: ir.Value, minimum: ir.Value) -> ir.Value:
+def tile_add_minimum(e: Emission, kinds: Kinds, tile: ir.Value, block: ir.Value, width: Any, first: ir.Value, minimum: ir.Value) -> ir.Value:
     """For each token: tile += minimum * (activation scale * sum of the activation codes), fused."""
     activations = _Block(e, block, kinds[2].literal_value, first)
     parts = [e.call("fma", minimum, activations.scaled_sum(token), e.builder.extract_value(tile, token)) for token in range(kinds[0].count)]
@@ -150,7 +153,7 @@ def tile_add_minimum(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value,
 
 
 @typed_idiom(_first_tile)
-def tile_fma(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, vector: ir.Value, address: ir.Value, stride: ir.Value) -> ir.Value:
+def tile_fma(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, address: ir.Value, stride: ir.Value) -> ir.Value:
     """For each token t: tile[t] = fma(vector, float32 at address + t * stride, tile[t])."""
     parts = []
     for token in range(kinds[0].count):
@@ -159,13 +162,13 @@ def tile_fma(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, vector:
     return _finish(e, tile, parts)
 
 
-def _store_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+def _store_type(arguments: Kinds) -> types.Type | None:
     return types.void if _is_tile(arguments[0]) else None
 
 
 @typed_idiom(_store_type)
 def tile_store(
-    e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, count: ir.Value, bias: ir.Value, output: ir.Value, stride: ir.Value,
+    e: Emission, kinds: Kinds, tile: ir.Value, count: ir.Value, bias: ir.Value, output: ir.Value, stride: ir.Value,
     residual: ir.Value, residual_stride: ir.Value,
 ) -> None:  # fmt: skip
     """For each token t < count: 16 floats at output + t * stride = tile[t] + bias, and + those at residual + t * residual_stride if residual is not 0."""
@@ -182,12 +185,12 @@ def tile_store(
                     b.store(b.fadd(value, other), e.pointer(address, F32X16), align=4)
 
 
-def _codes_type(arguments: tuple[types.Type, ...]) -> types.Type | None:
+def _codes_type(arguments: Kinds) -> types.Type | None:
     return types.void if isinstance(arguments[0], types.UniTuple) and arguments[0].dtype == VECTORS["i8x64"] else None
 
 
 @typed_idiom(_codes_type)
-def tile_store_codes(e: Emission, kinds: tuple[types.Type, ...], codes: ir.Value, address: ir.Value) -> None:
+def tile_store_codes(e: Emission, kinds: Kinds, codes: ir.Value, address: ir.Value) -> None:
     """The vectors of a tuple, one after the other."""
     for vector in range(kinds[0].count):
         e.builder.store(e.builder.extract_value(codes, vector), e.pointer(address, I8X64, 64 * vector), align=1)
