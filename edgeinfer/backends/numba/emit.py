@@ -61,7 +61,8 @@ class Emitter:
         self.constants: list[NDArray[np.float64]] = []
         self.groups = list(dict.fromkeys(store.group for store in program.stores))
         self._slots: dict[tuple[Value, str], Slot] = {}
-        self._pending_writes: dict[int, str] = {}  # slot -> kernel family that wrote it since the last barrier
+        self._caches = [Slot(0) for _ in program.stores]  # stand for the stores, so that attention waits for the keys and values
+        self._pending_writes: dict[int, str] = {}  # slot -> module of the kernel that wrote it since the last barrier
         self._pending_reads: set[int] = set()
         self._as_blocks, self._as_rows = _forms(program)
         self._last_use = _last_uses(program)
@@ -153,7 +154,7 @@ class Emitter:
         reads = [self._blocks_of(source) if quantized else self._rows_of(source)] + ([self._rows_of(residual)] if residual is not None else [])
         self._entry(
             KernelName("ops.linear", "linear" if quantized else "linear_float", (weight.format_name,)), linear.LINEAR_OPERANDS, f"linear {weight.name}",
-            reads=reads, writes=[self._rows_of(output)], family="linear", weights=Address("packed", weight.name), row_tiles=-(-weight.shape[0] // 16),
+            reads=reads, writes=[self._rows_of(output)], weights=Address("packed", weight.name), row_tiles=-(-weight.shape[0] // 16),
             columns=weight.shape[1], input=self._at_blocks(source) if quantized else self._at(source), input_stride=row_stride(source.width),
             bias=Address("rows", bias.name) if bias is not None else 0, residual=self._at(residual) if residual is not None else 0,
             residual_stride=row_stride(output.width), per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width),
@@ -174,11 +175,11 @@ class Emitter:
         queries, keys, values = operation.inputs
         output, attributes = operation.outputs[0], operation.attributes
         store = self.program.stores[_whole(attributes["store"])]
-        place = {
+        place: dict[str, Operand] = {
             "store": Address("store", store.index), "page_bytes": page_bytes(store, self.cache_type), "group": self.groups.index(store.group),
             "kv_heads": store.kv_heads, "key_size": store.key_size, "value_size": store.value_size,
         }  # fmt: skip
-        cache = Slot(0)  # stands for the store, so that attention waits for the keys and values
+        cache = self._caches[store.index]
         self._entry(
             KernelName("ops.attention", "store_keys_values", (self.cache_type,)), attention.STORE_KEYS_VALUES_OPERANDS, f"cache {store.index}",
             reads=[self._rows_of(keys), self._rows_of(values)], writes=[cache], keys=self._at(keys), keys_stride=row_stride(keys.width),
@@ -206,12 +207,12 @@ class Emitter:
         if output in self._as_blocks and output not in self._as_rows:
             self._entry(
                 KernelName("ops.activation", "activation_quantize", tags), activation.ACTIVATION_QUANTIZE_OPERANDS, f"activation {output.name}", reads=reads,
-                writes=[self._blocks_of(output)], family="activation", **inputs, output=self._at_blocks(output),
+                writes=[self._blocks_of(output)], **inputs, output=self._at_blocks(output),
             )  # fmt: skip
             return
         self._entry(
             KernelName("ops.activation", "activation", tags), activation.ACTIVATION_OPERANDS, f"activation {output.name}", reads=reads,
-            writes=[self._rows_of(output)], family="activation", **inputs, output=self._at(output), output_stride=row_stride(output.width),
+            writes=[self._rows_of(output)], **inputs, output=self._at(output), output_stride=row_stride(output.width),
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -276,7 +277,7 @@ class Emitter:
         return Address("slot", self._blocks_of(value))
 
     def _entry(
-        self, kernel: KernelName, names: Sequence[str], label: str, *, reads: list[Slot], writes: list[Slot], family: str = "", **operands: Operand
+        self, kernel: KernelName, names: Sequence[str], label: str, *, reads: list[Slot], writes: list[Slot], **operands: Operand
     ) -> None:
         """Adds a draft; the one before it gets a barrier if this one touches what entries since the last barrier wrote, or writes what they read.
 
@@ -286,7 +287,7 @@ class Emitter:
             raise ValueError(f"operands of {kernel.symbol}: {sorted(operands)} given, {sorted(names)} wanted")
         read, written = {id(slot) for slot in reads}, {id(slot) for slot in writes}
         touching = [self._pending_writes[slot] for slot in read if slot in self._pending_writes]
-        own_columns = family == "activation" and all(writer == "linear" for writer in touching)
+        own_columns = kernel.module == "ops.activation" and all(writer == "ops.linear" for writer in touching)
         hazard = (touching and not own_columns) or written & (self._pending_reads | set(self._pending_writes))
         if self.drafts:
             last = self.drafts[-1]
@@ -295,7 +296,7 @@ class Emitter:
             self._pending_writes.clear()
             self._pending_reads.clear()
         self._pending_reads |= read
-        self._pending_writes.update(dict.fromkeys(written, family))
+        self._pending_writes.update(dict.fromkeys(written, kernel.module))
         self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label))
 
 
