@@ -29,7 +29,9 @@ if [ ! -x .venv/bin/python ]; then
         exit 1
     fi
 fi
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"; then
+log=.venv/install.log
+if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}" 2> "$log"; then
+    cat "$log" >&2
     echo "install: pip could not install edgeinfer${extras:+ with the extras $extras}; is a package index, or a folder of wheels (PIP_FIND_LINKS), reachable?" >&2
     exit 1
 fi

@@ -46,12 +46,15 @@ else
             mkdir -p "$wheels"
             if ! ls "$wheels"/llama_cpp_python-*.whl > /dev/null 2>&1; then
                 echo "building llama-cpp-python (takes some minutes, once)" >&2
-                $python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "$(archive)" > .cache/llama-cpp-build.log 2>&1 || true
+                # by name, not from the archive: pip then finds what it has built for another checkout
+                version=$(basename "$(archive)" .tar.gz)
+                $python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "llama-cpp-python==${version#llama_cpp_python-}" \
+                    > .cache/llama-cpp-build.log 2>&1 || true
             fi
             if ! ls "$wheels"/llama_cpp_python-*.whl > /dev/null 2>&1; then
                 leave_out "tests against llama.cpp: building llama-cpp-python failed (see .cache/llama-cpp-build.log)"
-            elif ! $python -m pip install --quiet --disable-pip-version-check "$wheels"/llama_cpp_python-*.whl; then
-                leave_out "tests against llama.cpp: installing llama-cpp-python failed"
+            elif ! $python -m pip install --quiet --disable-pip-version-check "$wheels"/llama_cpp_python-*.whl 2> .cache/llama-cpp-install.log; then
+                leave_out "tests against llama.cpp: installing llama-cpp-python failed (see .cache/llama-cpp-install.log)"
             fi
         fi
     fi
