@@ -26,7 +26,7 @@ from kernels_numba.executor.step import (
 from kernels_numba.ops.common import float_word, share_start, word
 from kernels_numba.ops.elementwise import capped
 from kernels_numba.ops.mathematics import exp
-from kernels_numba.simd.function import kernel_function
+from kernels_numba.simd.function import Constant, kernel_function
 
 STORE_KEYS_VALUES_OPERANDS = (
     "keys", "keys_stride", "values", "values_stride", "store", "page_bytes", "group", "kv_heads", "key_size", "value_size",
@@ -264,25 +264,26 @@ def attend_row(simd, cache, query, slot, pages, store, bytes_per_page, key_size,
 
 @kernel_function
 def attend_block(
-    simd, cache, queries, queries_stride, rows, slot, pages, store, bytes_per_page, key_size, value_size, scale, window, cap, scratch, output,
-    output_stride,
+    simd, cache, tile_rows: Constant, queries, queries_stride, rows, slot, slot_step, pages, store, bytes_per_page, key_size, value_size, scale,
+    window, cap, scratch, output, output_stride,
 ):  # fmt: skip
-    """Up to 8 rows at consecutive slots of one sequence, and one head."""
+    """Up to `tile_rows` (at most 8) rows of one sequence that share a kv head: `slot_step` 1 for consecutive slots and one head, 0 for one slot and
+    consecutive heads. `queries_stride` and `output_stride` lead from one to the next."""
     zero = simd.splat_f32(np.float32(0))
     scaled_stride = 4 * key_size + 64
     state_stride = STATE_BYTES + 4 * value_size
     scaled = scratch
-    scores = scaled + QUERY_BLOCK_ROWS * scaled_stride
-    span_states = scores + QUERY_BLOCK_ROWS * SCORES_STRIDE
-    states = span_states + QUERY_BLOCK_ROWS * state_stride
+    scores = scaled + tile_rows * scaled_stride
+    span_states = scores + tile_rows * SCORES_STRIDE
+    states = span_states + tile_rows * state_stride
     line = PAGE_POSITIONS * cache.bytes
     for row in range(rows):
         scale_query(simd, queries + row * queries_stride, scale, key_size, scaled + row * scaled_stride)
-    for row in range(rows, QUERY_BLOCK_ROWS):
+    for row in range(rows, tile_rows):
         for offset in range(0, 4 * key_size, 64):
             simd.store_f32x16(scaled + row * scaled_stride + offset, zero)
     start = first_visible(simd, slot, window)
-    stop = slot + rows
+    stop = slot + (rows - 1) * slot_step + 1
     for span in range(start // SPAN, (stop - 1) // SPAN + 1):
         origin = span * SPAN
         low = max(start, origin)
@@ -291,19 +292,19 @@ def attend_block(
         end_page = (high + PAGE_POSITIONS - 1) // PAGE_POSITIONS
         for page in range(first_page, end_page):
             keys = page_address(simd, pages, page, store, bytes_per_page)
-            tile = simd.query_tile_zero()
+            tile = simd.tile_zero(tile_rows)
             for dimension in range(key_size):
-                tile = simd.query_tile_fma(tile, cache.load(simd, keys + dimension * line), scaled + 4 * dimension, scaled_stride)
-            simd.query_tile_store(tile, scores + 4 * (page * PAGE_POSITIONS - origin), SCORES_STRIDE)
+                tile = simd.tile_fma(tile, cache.load(simd, keys + dimension * line), scaled + 4 * dimension, scaled_stride)
+            simd.tile_store_rows(tile, scores + 4 * (page * PAGE_POSITIONS - origin), SCORES_STRIDE)
         first_column = first_page * PAGE_POSITIONS - origin
         end_column = end_page * PAGE_POSITIONS - origin
-        for row in range(QUERY_BLOCK_ROWS):
+        for row in range(tile_rows):
             row_scores = scores + row * SCORES_STRIDE
             row_low = end_column
             row_high = end_column
             if row < rows:
-                row_low = max(first_visible(simd, slot + row, window), origin) - origin
-                row_high = min(slot + row + 1, origin + SPAN) - origin
+                row_low = max(first_visible(simd, slot + row * slot_step, window), origin) - origin
+                row_high = min(slot + row * slot_step + 1, origin + SPAN) - origin
             if row_low < row_high:
                 weigh_span(simd, row_scores, row_low, row_high, cap, span_states + row * state_stride)
             else:
@@ -314,16 +315,16 @@ def attend_block(
             for column in range((row_high + 15) // 16 * 16, end_column, 16):
                 simd.store_f32x16(row_scores + 4 * column, zero)
         for dimension in range(0, value_size, 16):
-            tile = simd.query_tile_zero()
+            tile = simd.tile_zero(tile_rows)
             for page in range(first_page, end_page):
                 base = page_address(simd, pages, page, store, bytes_per_page) + (PAGE_POSITIONS * key_size + dimension) * cache.bytes
                 for position in range(max(low, page * PAGE_POSITIONS), min(high, (page + 1) * PAGE_POSITIONS)):
                     value = cache.load(simd, base + (position - page * PAGE_POSITIONS) * value_size * cache.bytes)
-                    tile = simd.query_tile_fma(tile, value, scores + 4 * (position - origin), SCORES_STRIDE)
-            simd.query_tile_store(tile, span_states + STATE_BYTES + 4 * dimension, state_stride)
+                    tile = simd.tile_fma(tile, value, scores + 4 * (position - origin), SCORES_STRIDE)
+            simd.tile_store_rows(tile, span_states + STATE_BYTES + 4 * dimension, state_stride)
         for row in range(rows):
-            row_start = first_visible(simd, slot + row, window)
-            if max(row_start, origin) < min(slot + row + 1, origin + SPAN):
+            row_start = first_visible(simd, slot + row * slot_step, window)
+            if max(row_start, origin) < min(slot + row * slot_step + 1, origin + SPAN):
                 values = span_states + row * state_stride + STATE_BYTES
                 for offset in range(0, 4 * value_size, 64):
                     simd.store_f32x16(values + offset, simd.load_f32x16(values + offset) + zero)
@@ -333,13 +334,25 @@ def attend_block(
 
 
 @kernel_function
+def heads_of_a_unit(simd, per_kv_head, kv_heads, rows, blocks, workers):
+    """How many heads of a kv head one unit of work takes: 1 where blocks have several rows to share what they load; else up to 8, fewer if workers
+    would have nothing to do."""
+    if rows > blocks:
+        return 1
+    parts = (per_kv_head + QUERY_BLOCK_ROWS - 1) // QUERY_BLOCK_ROWS
+    while parts < per_kv_head and kv_heads * parts * blocks < workers:
+        parts *= 2
+    return (per_kv_head + parts - 1) // parts
+
+
+@kernel_function
 def attention(simd, cache, operands, step, worker, workers):
     """softmax(q k^T * scale) v over the positions that each row sees, for all rows and heads of the step.
 
     A row at slot s sees positions 0 .. s, with `window` > 0 only s - window + 1 .. s; with `softcap` > 0 a score becomes
     softcap * tanh(score / softcap).
-    The step's keys and values must be in the cache. Key and value sizes are multiples of 16. Units are (head, query block), dealt out in turn,
-    because later blocks of a prompt cost more.
+    The step's keys and values must be in the cache. Key and value sizes are multiples of 16. Units are (head or heads, query block), dealt
+    out in turn, because later blocks of a prompt cost more.
     """
     queries = word(simd, operands, 0)
     queries_stride = word(simd, operands, 1)
@@ -360,22 +373,39 @@ def attention(simd, cache, operands, step, worker, workers):
     table = simd.load_i64(step + QUERY_BLOCKS)
     per_kv_head = heads // kv_heads
     head_bytes = PAGE_POSITIONS * (key_size + value_size) * cache.bytes
-    for unit in range(worker, heads * blocks, workers):
-        head = unit // blocks
-        block = table + 16 * (unit - head * blocks)
+    shared = heads_of_a_unit(simd, per_kv_head, kv_heads, simd.load_i64(step + ROWS), blocks, workers)
+    parts = (per_kv_head + shared - 1) // shared
+    for unit in range(worker, kv_heads * parts * blocks, workers):
+        part = unit // blocks
+        block = table + 16 * (unit - part * blocks)
+        kv_head = part // parts
+        head = kv_head * per_kv_head + (part - kv_head * parts) * shared
         row = simd.load_i32(block)
         rows = simd.load_i32(block + 4)
         pages = page_table(simd, step, simd.load_i32(block + 8), group)
         slot = simd.load_i32(block + 12)
-        head_store = store + head // per_kv_head * head_bytes
+        head_store = store + kv_head * head_bytes
         query = queries + row * queries_stride + 4 * head * key_size
         target = output + row * output_stride + 4 * head * value_size
+        query_step = queries_stride
+        output_step = output_stride
+        slot_step = 1
+        if rows == 1:
+            rows = min(shared, (kv_head + 1) * per_kv_head - head)
+            query_step = 4 * key_size
+            output_step = 4 * value_size
+            slot_step = 0
         if rows == 1:
             attend_row(
                 simd, cache, query, slot, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap, scratch, target
             )  # fmt: skip
+        elif rows <= 4:
+            attend_block(
+                simd, cache, 4, query, query_step, rows, slot, slot_step, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap,
+                scratch, target, output_step,
+            )  # fmt: skip
         else:
             attend_block(
-                simd, cache, query, queries_stride, rows, slot, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap, scratch,
-                target, output_stride,
+                simd, cache, 8, query, query_step, rows, slot, slot_step, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap,
+                scratch, target, output_step,
             )  # fmt: skip

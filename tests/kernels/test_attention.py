@@ -38,6 +38,8 @@ CASES = [
     Case(positions=70, cap=5.0, value_size=80, factor=20.0),
     Case(positions=33, heads=1, key_size=256, value_size=256),
     Case(positions=300, heads=1, key_size=16, value_size=16, factor=3000.0),
+    Case(heads=14, kv_heads=2, positions=24),
+    Case(heads=19, key_size=16, value_size=16, positions=20),
 ]
 
 
@@ -119,8 +121,10 @@ def test_grouping_changes_no_bit(level: str, case: Case) -> None:
     """All positions at once, one by one, in chunks of 7, in blocks of 3: the prefill and the decode path, and one to three workers."""
     sequences = Sequences(level, case, [case.positions])
     whole = sequences.in_chunks(0, case.positions, 1)
-    same(sequences.in_chunks(0, 1, 1), whole)
+    for workers in (1, 2, 5):
+        same(sequences.in_chunks(0, 1, workers), whole)
     same(sequences.in_chunks(0, 7, 3), whole)
+    same(sequences.in_chunks(0, 3, 2), whole)
     same(sequences.in_chunks(0, case.positions, 2, block_rows=3), whole)
     same(sequences.in_chunks(0, case.positions, 2, block_rows=1), whole)
 
@@ -136,6 +140,19 @@ def test_batches_change_no_bit(level: str) -> None:
     rows = [(0, slot) for slot in range(10, 19)] + [(1, slot) for slot in range(10, 40)] + [(2, 0)]
     actual = together.step(rows, workers=2)
     same(actual, np.concatenate([expected[0][10:], expected[1][10:], expected[2]]))
+
+
+@every_level
+@pytest.mark.parametrize("rows", [1, 5])
+def test_pages_before_the_window_are_not_touched(level: str, rows: int) -> None:
+    """They may have been given to another sequence: their ids lead far out of memory here."""
+    case = Case(positions=600, window=40, heads=4, kv_heads=2)
+    sequences = Sequences(level, case, [600])
+    expected = sequences.in_chunks(0, 600, 1)[600 - rows :]
+    first_seen = 600 - rows - 40 + 1
+    for page in range(first_seen // 16):
+        sequences.pages[0][1][page] = -(2**30)
+    same(sequences.step([(0, slot) for slot in range(600 - rows, 600)]), expected)
 
 
 @every_level

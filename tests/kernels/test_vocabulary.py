@@ -198,15 +198,15 @@ def partial_idioms(simd, operands, step, worker, workers):
 
 
 @kernel_function
-def query_tile_idioms(simd, operands, step, worker, workers):
+def tile_idioms(simd, operands, step, worker, workers):
     """Operands: count, factors float32[8, 16], vectors float32[count, 16], output float32[8, 16]."""
-    tile = simd.query_tile_zero()
+    tile = simd.tile_zero(8)
     for i in range(simd.load_i64(operands)):
-        tile = simd.query_tile_fma(tile, simd.load_f32x16(simd.load_i64(operands + 16) + 64 * i), simd.load_i64(operands + 8) + 4 * i, 64)
-    simd.query_tile_store(tile, simd.load_i64(operands + 24), 64)
+        tile = simd.tile_fma(tile, simd.load_f32x16(simd.load_i64(operands + 16) + 64 * i), simd.load_i64(operands + 8) + 4 * i, 64)
+    simd.tile_store_rows(tile, simd.load_i64(operands + 24), 64)
 
 
-KERNELS = (float_idioms, integer_idioms, rounding_idioms, half_idioms, partial_idioms, query_tile_idioms)
+KERNELS = (float_idioms, integer_idioms, rounding_idioms, half_idioms, partial_idioms, tile_idioms)
 
 
 @cache
@@ -348,13 +348,13 @@ def test_partial_vectors_touch_nothing_else(level: str, lanes: int) -> None:
 
 
 @every_level
-def test_query_tile(level: str) -> None:
+def test_tile_of_rows(level: str) -> None:
     generator = np.random.default_rng(6)
     factors, vectors = generator.standard_normal((8, 16)).astype(F32), generator.standard_normal((16, 16)).astype(F32)
     memory = Memory()
     inputs = [memory.copy(factors), memory.copy(vectors)]
     output = memory.allocate(8 * 64)
-    call(level, query_tile_idioms, [16, *[array.ctypes.data for array in inputs], output.ctypes.data])
+    call(level, tile_idioms, [16, *[array.ctypes.data for array in inputs], output.ctypes.data])
     memory.check()
     expected = np.zeros((8, 16), F32)
     for i in range(16):

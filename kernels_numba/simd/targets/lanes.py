@@ -5,8 +5,6 @@ As in `portable`, everything is plain LLVM IR, and the docstrings are the exact 
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 from numba import types
 
@@ -16,8 +14,6 @@ from kernels_numba.simd.vocabulary import Emission, idiom, typed_idiom
 I1, I32, I64, F32 = ir.IntType(1), ELEMENTS["i32"], ELEMENTS["i64"], ELEMENTS["f32"]
 F32X16, F64X16, I32X16 = (VECTORS[name].llvm for name in ("f32x16", "f64x16", "i32x16"))
 MASK = ir.VectorType(I1, 16)
-QUERY_TILE_ROWS = 8
-QUERY_TILE = types.UniTuple(VECTORS["f32x16"], QUERY_TILE_ROWS)
 
 
 def _shuffle(e: Emission, x: ir.Value, y: ir.Value, chosen: list[int]) -> ir.Value:
@@ -133,44 +129,18 @@ def maximum_lanes_i32(e: Emission, value: ir.Value) -> ir.Value:
     return e.builder.sext(e.llvm("llvm.vector.reduce.smax.v16i32", I32, value), I64)
 
 
-# -- a tile of 8 rows that share what they are multiplied with
-
-
-def _no_arguments(arguments: tuple[types.Type, ...]) -> types.Type | None:
-    return None if arguments else QUERY_TILE
-
-
-def _tile_vector_address_stride(arguments: tuple[types.Type, ...]) -> types.Type | None:
-    fits = len(arguments) == 4 and arguments[0] == QUERY_TILE and arguments[1] == VECTORS["f32x16"]
-    return QUERY_TILE if fits and all(types.unliteral(argument) == types.int64 for argument in arguments[2:]) else None
+# -- a tile of rows (its other operations are in `tiles`)
 
 
 def _tile_address_stride(arguments: tuple[types.Type, ...]) -> types.Type | None:
-    fits = len(arguments) == 3 and arguments[0] == QUERY_TILE
+    fits = len(arguments) == 3 and isinstance(arguments[0], types.UniTuple) and arguments[0].dtype == VECTORS["f32x16"]
     return types.void if fits and all(types.unliteral(argument) == types.int64 for argument in arguments[1:]) else None
 
 
-@typed_idiom(_no_arguments)
-def query_tile_zero(e: Emission, _types: Any) -> ir.Value:
-    """Eight vectors of zeros."""
-    return ir.Constant(ir.ArrayType(F32X16, QUERY_TILE_ROWS), [ir.Constant(F32X16, [0.0] * 16)] * QUERY_TILE_ROWS)
-
-
-@typed_idiom(_tile_vector_address_stride)
-def query_tile_fma(e: Emission, _types: Any, tile: ir.Value, vector: ir.Value, address: ir.Value, stride: ir.Value) -> ir.Value:
-    """tile[i] = fma(vector, the float32 at address + i * stride in every lane, tile[i])."""
-    b = e.builder
-    for row in range(QUERY_TILE_ROWS):
-        factor = splat(b, b.load(e.pointer(address, F32), align=1), F32X16)
-        tile = b.insert_value(tile, e.call("fma", vector, factor, b.extract_value(tile, row)), row)
-        address = b.add(address, stride)
-    return tile
-
-
 @typed_idiom(_tile_address_stride)
-def query_tile_store(e: Emission, _types: Any, tile: ir.Value, address: ir.Value, stride: ir.Value) -> None:
+def tile_store_rows(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, address: ir.Value, stride: ir.Value) -> None:
     """tile[i] to the 16 float32 at address + i * stride."""
     b = e.builder
-    for row in range(QUERY_TILE_ROWS):
+    for row in range(kinds[0].count):
         b.store(b.extract_value(tile, row), e.pointer(address, F32X16), align=1)
         address = b.add(address, stride)
