@@ -46,7 +46,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
-    assert vocabulary.scores is not None
+    assert vocabulary.scores is not None and vocabulary.named.unk is not None  # `read_vocabulary` has made sure
     add_space_prefix = vocabulary.add_space_prefix is not False
     add_bos = vocabulary.add_bos is not False and (vocabulary.named.bos is not None)
     encoder = SentencePieceEncoder(vocabulary.ids, vocabulary.scores, add_space_prefix, vocabulary.named.unk)

@@ -13,8 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.core.errors import TokenizerError
-
 SPACE = "▁"  # U+2581 stands for a space in every piece
 
 _CACHED_WORDS = 65_536
@@ -27,7 +25,7 @@ class SentencePieceEncoder:
     ids: piece -> id; scores: f32[vocabulary]; unknown_id: for characters that are no piece where the vocabulary has no byte pieces.
     """
 
-    def __init__(self, ids: Mapping[str, int], scores: NDArray[np.float32], add_space_prefix: bool, unknown_id: int | None) -> None:
+    def __init__(self, ids: Mapping[str, int], scores: NDArray[np.float32], add_space_prefix: bool, unknown_id: int) -> None:
         self._ids = ids
         self._scores = scores
         self._add_space_prefix = add_space_prefix
@@ -121,11 +119,6 @@ class SentencePieceEncoder:
             if token is None:
                 token = self._ids.get(bytes([byte]).decode("utf-8", "surrogateescape"))
             if token is None:
-                if self._unknown_id is None:
-                    raise TokenizerError(
-                        f"the vocabulary has no piece for {character!r}, no byte piece <0x{byte:02X}>, and no unknown token "
-                        "(tokenizer.ggml.unknown_token_id); the text cannot be encoded with it"
-                    )
                 return [self._unknown_id]
             encoded.append(token)
         return encoded
