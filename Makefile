@@ -47,6 +47,10 @@ bench: prepare-tests
 verify: prepare-tests
 	@for model in smollm2-135m gemma-3-270m qwen2.5-coder-0.5b; do $(BIN)/edgeinfer verify $$model || exit $$?; done
 
+# make test-arm64      kernels and whole models on emulated arm64 CPUs: the same bits as here
+test-arm64: environment
+	@tools/arm64/run_tests.sh $(PYTEST_ARGUMENTS)
+
 # make campaign        long fuzzing and soak runs; the tests run a seeded hundredth of them
 campaign: prepare-tests
 	@EDGEINFER_FUZZ_SCALE=$${EDGEINFER_FUZZ_SCALE:-100} tools/run_tests.sh -m "not llamacpp or llamacpp" -k "fuzz or soak or hostile or random"

@@ -93,6 +93,19 @@ class KernelStore:
                 self._load(missing)
             return {kernel: self._addresses[kernel] for kernel in wanted}
 
+    def compile_ahead(self, kernels: Iterable[KernelName]) -> list[str]:
+        """Puts the missing objects of these kernels into the folder without loading them, which works for levels that this machine cannot run.
+
+        Returns the symbols that were compiled. Raises ValueError for a store in memory alone.
+        """
+        if self.directory is None:
+            raise ValueError("kernels compiled ahead need a folder to be kept in")
+        with self._lock:
+            missing = [kernel for kernel in dict.fromkeys(kernels) if self._read(kernel) is None]
+            for kernel in missing:
+                self._write(kernel, self._compile(kernel))
+            return [kernel.symbol for kernel in missing]
+
     def function(self, kernel: KernelName) -> Any:
         """The kernel as a ctypes function of int64 arguments."""
         address = self.load([kernel])[kernel]

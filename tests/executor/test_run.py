@@ -16,10 +16,10 @@ from kernels_numba.executor.step import StepRecord
 from kernels_numba.executor.store import KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry, float_operand
 from kernels_numba.executor.workers import SPIN_NANOSECONDS, Stopped, WorkerPool, WorkerPoolError
+from tests.arm64 import emulation
 from tests.executor.kernels import add_own, busy, fault, halve, mode, name_of, prefix
 
-UNDER_EMULATION = bool(os.environ.get("EDGEINFER_EMULATED"))
-SCALE = 10 if UNDER_EMULATION else 1
+SCALE = 10 if emulation.active else 1
 
 
 def chain(addresses, entries: int, count: int) -> tuple[Tape, list[np.ndarray]]:
@@ -212,13 +212,13 @@ def test_wrong_counts_and_cores_are_refused(store: KernelStore, step: StepRecord
             WorkerPool(count, cores, store)
     with WorkerPool(2, None, store) as pool, pytest.raises(ValueError, match="3 workers; this pool has 2"):
         pool.run(tape, step, workers=3)
-    if not UNDER_EMULATION:
+    if not emulation.active:
         with pytest.raises(ValueError, match="cannot be bound to core 1023"):
             WorkerPool(2, [0, 1023], store)
     assert worker_threads() == 0
 
 
-@pytest.mark.skipif(UNDER_EMULATION, reason="emulated threads are not the kernel's")
+@pytest.mark.skipif(emulation.active, reason="emulated threads are not the kernel's")
 def test_workers_are_bound_to_their_cores(store: KernelStore, step: StepRecord, kernel_addresses) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     cores = [allowed[0], allowed[-1]]
