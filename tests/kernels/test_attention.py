@@ -118,15 +118,15 @@ def test_equals_the_twin(level: str, case: Case) -> None:
 @every_level
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_grouping_changes_no_bit(level: str, case: Case) -> None:
-    """All positions at once, one by one, in chunks of 7, in blocks of 3: the prefill and the decode path, and one to three workers."""
+    """All positions at once, in chunks of 7, in blocks of 3, one by one: the shared and the single path, and one to five workers."""
     sequences = Sequences(level, case, [case.positions])
     whole = sequences.in_chunks(0, case.positions, 1)
-    for workers in (1, 2, 5):
-        same(sequences.in_chunks(0, 1, workers), whole)
-    same(sequences.in_chunks(0, 7, 3), whole)
-    same(sequences.in_chunks(0, 3, 2), whole)
+    growing = Sequences(level, case, [case.positions])  # what lies ahead of a chunk is NaN
+    same(growing.in_chunks(0, 7, 3), whole)
     same(sequences.in_chunks(0, case.positions, 2, block_rows=3), whole)
-    same(sequences.in_chunks(0, case.positions, 2, block_rows=1), whole)
+    for workers in (1, 2, 5):
+        for slot in {0, 1, 15, 16, case.positions // 2, 255, 256, case.positions - 1} & set(range(case.positions)):
+            same(sequences.step([(0, slot)], workers), whole[slot : slot + 1])
 
 
 @every_level
