@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 
 from edgeinfer.core import env
 from kernels_numba import ARITHMETIC_VERSION
+from kernels_numba.formats import format_by_name
 from kernels_numba.ops.attention import attention_scratch_bytes
+from kernels_numba.ops.linear import LINEAR_OPERANDS
+from kernels_numba.ops.reference import quantize as quantized_rows
 from kernels_numba.ops.reference import tile_width
 from tests.kernels.support import Memory, PagedStore, StepWords, every_level, float_bits, run
+from tests.kernels.weights import FORMATS, half_positions, levels_and_formats, pack
 
 GOLDEN = Path(__file__).parent / "golden_bits.json"
 ROWS, WIDTH = 5, 96
@@ -147,14 +151,41 @@ CALLS: dict[str, Callable[[Fixture], NDArray]] = {
 }
 
 
-def bits(level: str, name: str) -> str:
-    return hashlib.sha256(np.ascontiguousarray(CALLS[name](Fixture(level))).tobytes()).hexdigest()
+def fixed_weights(format_name: str, rows: int, columns: int) -> NDArray[np.uint8]:
+    """Blocks of hashed bytes whose half floats lie between 1/16 and 1/8; of a float format, hashed values."""
+    entry = format_by_name(format_name)
+    if not entry.quantized:
+        return entry.encode_rows(fixed_values(rows, columns, 6))
+    blocks = rows * columns // entry.block_elements
+    hashed = (fixed_values(blocks, entry.block_bytes, 7) * 4096).astype(np.int64).astype(np.uint8)
+    for place in half_positions(format_name):
+        hashed[:, place + 1] = 0x2C | hashed[:, place + 1] & 3
+    return hashed.reshape(rows, -1)
 
 
-@every_level
-@pytest.mark.parametrize("name", CALLS)
-def test_golden_bits(level: str, name: str) -> None:
-    actual = bits(level, name)
+def linear(level: str, format_name: str) -> NDArray:
+    """Matvec, small batch and GEMM (1, 5 and 17 tokens) by a matrix of 35 rows."""
+    rows, columns = 35, 512
+    packed, packed_memory = pack(level, format_name, fixed_weights(format_name, rows, columns), columns)
+    results = []
+    for tokens in (1, 5, 17):
+        memory, x = Memory(), fixed_values(tokens, columns, 8)
+        source, output = memory.matrix(x), memory.matrix((tokens, rows))
+        given = {"weights": packed.ctypes.data, "row_tiles": 3, "columns": columns, "output": output.address, "output_stride": output.stride}
+        kernel, entry = ("linear", quantized_rows(x)) if format_by_name(format_name).quantized else ("linear_float", x)
+        given |= {"input": memory.copy(entry).ctypes.data if kernel == "linear" else source.address, "input_stride": source.stride}
+        run(level, "ops.linear", kernel, (format_name,), [given.get(name, 0) for name in LINEAR_OPERANDS], StepWords(tokens), 2)
+        memory.check()
+        results.append(output.values.reshape(-1))
+    packed_memory.check()
+    return np.concatenate(results)
+
+
+def bits(values: NDArray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+def compare(name: str, actual: str) -> None:
     if env.value("EDGEINFER_UPDATE_GOLDEN") == "1":
         known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
         hashes = {**known.get("hashes", {}), name: actual}
@@ -163,3 +194,18 @@ def test_golden_bits(level: str, name: str) -> None:
     golden = json.loads(GOLDEN.read_text())
     assert golden["arithmetic_version"] == ARITHMETIC_VERSION
     assert golden["hashes"][name] == actual, "the arithmetic changed: see the top of this file"
+
+
+@every_level
+@pytest.mark.parametrize("name", CALLS)
+def test_golden_bits(level: str, name: str) -> None:
+    compare(name, bits(CALLS[name](Fixture(level))))
+
+
+@pytest.mark.parametrize(("level", "format_name"), levels_and_formats(FORMATS))
+def test_golden_bits_of_linear(level: str, format_name: str) -> None:
+    compare(f"linear {format_name}", bits(linear(level, format_name)))
+
+
+def test_golden_file_has_nothing_else() -> None:
+    assert set(json.loads(GOLDEN.read_text())["hashes"]) == {*CALLS, *(f"linear {name}" for name in FORMATS)}
