@@ -22,6 +22,8 @@ from kernels_numba.executor.step import (
     ROW_SEQUENCES,
     ROWS,
     SLOTS,
+    STATUS,
+    STATUS_NON_FINITE,
 )
 from kernels_numba.ops.common import float_word, share_start, word
 from kernels_numba.ops.elementwise import capped
@@ -66,7 +68,10 @@ def page_table(simd, step, sequence, group):
 
 @kernel_function
 def store_keys_values(simd, cache, operands, step, worker, workers):
-    """Writes the keys and values of the step's rows into their pages, rounded to the cache type."""
+    """Writes the keys and values of the step's rows into their pages, rounded to the cache type.
+
+    Sets the step's status to STATUS_NON_FINITE for one that the type does not hold: as an infinity it could end as a weight of 0, unseen.
+    """
     keys = word(simd, operands, 0)
     keys_stride = word(simd, operands, 1)
     values = word(simd, operands, 2)
@@ -81,6 +86,7 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
     slots = simd.load_i64(step + SLOTS)
     sequences = simd.load_i64(step + ROW_SEQUENCES)
     head_bytes = PAGE_POSITIONS * (key_size + value_size) * cache.bytes
+    largest = simd.splat_i32(0)  # bits of magnitudes, which order like the numbers, NaN above all
     for unit in range(share_start(simd, rows * kv_heads, worker, workers), share_start(simd, rows * kv_heads, worker + 1, workers)):
         head = unit // rows
         row = unit - head * rows
@@ -91,11 +97,17 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
         source = keys + row * keys_stride + 4 * head * key_size
         for dimension in range(0, key_size, 16):
             target = page + (dimension * PAGE_POSITIONS + place) * cache.bytes
-            cache.store_column(simd, target, simd.load_f32x16(source + 4 * dimension))
+            value = simd.load_f32x16(source + 4 * dimension)
+            largest = simd.maximum_i32(largest, simd.bits_from_f32x16(simd.absolute(value)))
+            cache.store_column(simd, target, value)
         source = values + row * values_stride + 4 * head * value_size
         target = page + (PAGE_POSITIONS * key_size + place * value_size) * cache.bytes
         for dimension in range(0, value_size, 16):
-            cache.store(simd, target + dimension * cache.bytes, simd.load_f32x16(source + 4 * dimension))
+            value = simd.load_f32x16(source + 4 * dimension)
+            largest = simd.maximum_i32(largest, simd.bits_from_f32x16(simd.absolute(value)))
+            cache.store(simd, target + dimension * cache.bytes, value)
+    if simd.maximum_lanes_i32(largest) >= cache.overflow and simd.load_i64(step + STATUS) == 0:
+        simd.store_i64(step + STATUS, STATUS_NON_FINITE)
 
 
 @kernel_function

@@ -1,7 +1,7 @@
 """How keys and values are kept in the cache: members of the compile-time values `f16` and `f32`.
 
-`bytes` of an element; `load(address)` 16 elements widened to float32; `store(address, vector)` 16 rounded elements in a row; `store_column(address,
-vector)` the same elements as a column of a matrix with 16 columns.
+`bytes` of an element; `overflow`, the bits of the smallest float32 that rounds to infinity (65520 for f16); `load(address)` 16 elements widened to
+float32; `store(address, vector)` 16 rounded elements in a row; `store_column(address, vector)` the same elements as a column of a matrix with 16 columns.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ def store_column_f32(simd, address, value):
     simd.store_column_f32(address, value)
 
 
-F16 = {"bytes": 2, "load": load_f16, "store": store_f16, "store_column": store_column_f16}
-F32 = {"bytes": 4, "load": load_f32, "store": store_f32, "store_column": store_column_f32}
+F16 = {"bytes": 2, "overflow": 0x477FF000, "load": load_f16, "store": store_f16, "store_column": store_column_f16}
+F32 = {"bytes": 4, "overflow": 0x7F800000, "load": load_f32, "store": store_f32, "store_column": store_column_f32}
