@@ -411,11 +411,12 @@ def attention(simd, cache, operands, step, worker, workers):
             attend_row(
                 simd, cache, query, slot, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap, scratch, target
             )  # fmt: skip
-        elif rows <= 4:
-            attend_block(
-                simd, cache, 4, query, query_step, rows, slot, slot_step, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap,
-                scratch, target, output_step,
-            )  # fmt: skip
+        elif rows <= 4 or simd.tile_tokens < 8:  # eight accumulators of 16 lanes do not fit the registers of most instruction sets
+            for first in range(0, rows, 4):
+                attend_block(
+                    simd, cache, 4, query + first * query_step, query_step, min(4, rows - first), slot + first * slot_step, slot_step, pages,
+                    head_store, bytes_per_page, key_size, value_size, scale, window, cap, scratch, target + first * output_step, output_step,
+                )  # fmt: skip
         else:
             attend_block(
                 simd, cache, 8, query, query_step, rows, slot, slot_step, pages, head_store, bytes_per_page, key_size, value_size, scale, window, cap,
