@@ -159,7 +159,7 @@ def local_state(card: Card) -> LocalState:
         found = path.stat()
     except OSError:
         partial = partial_file(card.name)
-        size = partial.stat().st_size if partial.is_file() else 0
+        size = os.path.getsize(partial) if os.path.isfile(partial) else 0  # unlike Path's, these take no permission for no file
         return LocalState("partial" if size else "absent", path, size)
     if found.st_size != card.size:
         return LocalState("wrong size", path, found.st_size)
@@ -204,7 +204,7 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
     cards = load_cards()
     if text in cards:
         pulled = model_file(text)
-        if pulled.is_file():
+        if os.path.isfile(pulled):
             return pulled
         raise ModelNotFoundError(f"the model {text} has not been pulled yet ({cards[text].size / 1e6:,.0f} MB); fetch it with: edgeinfer pull {text}")
     if mode is not None and stat.S_ISDIR(mode):

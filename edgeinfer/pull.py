@@ -329,5 +329,5 @@ def _fetch_hub(source: HubSource, work: Path, partial: Path) -> None:
 def describe_home() -> str:
     """The folder that models are pulled to, with its free space, for people."""
     home = home_path()
-    existing = next(parent for parent in (home, *home.parents) if parent.exists())
+    existing = next(parent for parent in (home, *home.parents) if os.path.exists(parent))
     return f"{home} ({shutil.disk_usage(existing).free / 1e9:,.1f} GB free)"

@@ -33,18 +33,25 @@ def examine() -> dict[str, dict[str, Any]]:
 
     from edgeinfer.cli.console import megabytes
     from edgeinfer.core import env, host
+    from edgeinfer.core.errors import InvalidRequestError
     from edgeinfer.core.home import kernel_cache_path
     from edgeinfer.core.version import __version__
     from edgeinfer.pull import describe_home
 
-    cores, memory, resident = host.worker_threads(), host.available_memory(), host.resident_memory()
+    memory, resident = host.available_memory(), host.resident_memory()
+    try:
+        cores = host.worker_threads()
+        threads = f"{cores.count}: {cores.reason}"
+    except InvalidRequestError as error:  # the doctor answers above all where something is wrong
+        cores = host.usable_cores()
+        threads = str(error)
     flags = host.instruction_sets()
     level, reason = kernel_level(flags)
     return {
         "edgeinfer": {"version": __version__, "python": f"{platform.python_version()} ({sys.executable})", "system": platform.platform()},
         "machine": {
             "processor": host.processor_name(),
-            "worker threads": f"{cores.count}: {cores.reason}",
+            "worker threads": threads,
             "cores considered": "; ".join(limit.reason for limit in cores.limits),
             "pinned to processors": ", ".join(map(str, cores.cpus)),
             "available memory": f"{memory.size / 1e6:,.0f} MB: {memory.reason}",

@@ -36,6 +36,12 @@ def test_choices_come_with_reasons(command: Command, monkeypatch: pytest.MonkeyP
     assert "leaves" in machine["memory considered"]
 
 
+def test_a_wrong_setting_is_shown_not_fatal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEINFER_THREADS", "all")
+    ended = command("doctor", "--json")
+    assert ended.code == 0 and "EDGEINFER_THREADS is 'all'" in json.loads(ended.out)["machine"]["worker threads"]
+
+
 def test_a_forced_level_is_told_or_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEINFER_ISA", "portable")
     assert doctor.kernel_level(frozenset())[1] == "EDGEINFER_ISA"
