@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeinfer.chat.sandbox import LimitExceeded, RaisedByTemplate, compile_template, render_bounded
-from edgeinfer.chat.stand_ins import StandIns, all_strings, map_strings
+from edgeinfer.chat.stand_ins import FIRST_STAND_IN, StandIns, all_strings, copied
 from edgeinfer.core.errors import ChatTemplateError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -139,35 +139,39 @@ class ChatTemplate:
         return [bos, *ids[written:]] if written or self._tokenizer.add_bos else ids
 
     def _render_hidden(self, name: str, given: dict[str, Any], add_generation_prompt: bool, plain: str) -> tuple[str, dict[int, str]]:
-        """The prompt with the messages' markers hidden by stand-ins, and the table that reveals them.
+        """The prompt with the messages hidden behind stand-ins, and the table that reveals them.
 
-        A template may look for a marker in a message (an answer's '</think>') and then decide otherwise. Hiding as much as possible comes first; where
-        that changes what the template writes, less is hidden, down to the answers of the assistant, which the template itself takes apart. What users
-        and tools wrote stays hidden in any case.
+        A template may look at a message (does an answer contain '</think>'?) and then decide otherwise. Hiding everything comes first; where that
+        changes what the template writes, less is hidden, down to the markers in what users and tools wrote, which are hidden in any case.
         """
-        strings = all_strings(given)
-        tokenizer = self._tokenizer
-        markers = sorted({marker for text in strings for marker in tokenizer.control_texts_in(text)})
-        beginnings = {text[0] for text in tokenizer.control_texts() if not text[0].isalnum() and not text[0].isspace()}
-        beginnings &= {character for text in strings for character in text}
-        taken = {character for text in (plain, *strings, *self._sources.values()) for character in text if ord(character) >= 0x100000}
-        if not markers and not beginnings:
-            return plain, {}
-        hidden = StandIns(markers, beginnings, taken)
-        rendered = plain
-        for change, assistant_too in ((hidden.hide_beginnings, True), (hidden.hide_markers, True), (hidden.hide_markers, False)):
-            changed = map_strings(given, change)
+        strings = all_strings(list(given.values()))
+        markers = sorted({marker for text in strings for marker in self._tokenizer.control_texts_in(text)})
+        beginnings = {text[0] for text in self._tokenizer.control_texts() if not text[0].isalnum() and not text[0].isspace()}
+        taken = {character for text in (plain, *strings, *self._sources.values()) for character in text if character >= chr(FIRST_STAND_IN)}
+        hidden = StandIns(markers, beginnings, strings, taken)
+        every, beginnings_too, markers_alone = hidden.hide_all, hidden.hide_beginnings, hidden.hide_markers
+        for change, change_keys, assistant_too in (
+            (every, every, True),
+            (beginnings_too, every, True),
+            (markers_alone, every, True),
+            (markers_alone, every, False),
+            (beginnings_too, markers_alone, True),
+            (markers_alone, markers_alone, True),
+            (markers_alone, markers_alone, False),
+        ):
+            changed = hidden.hide(given, change, change_keys)
             if not assistant_too:
                 changed["messages"] = [
                     before if before["role"] == "assistant" else after for before, after in zip(given["messages"], changed["messages"], strict=True)
                 ]
             try:
-                rendered = self._render(name, changed, add_generation_prompt)
+                rendered = hidden.without_escapes(self._render(name, changed, add_generation_prompt))
             except ChatTemplateError:
                 continue
             if hidden.reveal(rendered) == plain:
                 return rendered, hidden.originals
-        return self._render(name, map_strings(given, hidden.hide_markers), add_generation_prompt), hidden.originals
+        rendered = self._render(name, hidden.hide(given, markers_alone, markers_alone), add_generation_prompt)
+        return hidden.without_escapes(rendered), hidden.originals
 
     def _given(self, messages: Messages, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> dict[str, Any]:
         """What the caller hands in, checked and copied: a template may do with it what it likes."""
@@ -180,7 +184,7 @@ class ChatTemplate:
                 raise InvalidRequestError(f"message {place} is {type(message).__name__}; it must be a mapping with 'role' and 'content'")
             if not isinstance(message.get("role"), str):
                 raise InvalidRequestError(f"message {place} has no role; it must be a string such as 'system', 'user' or 'assistant'")
-        return {"documents": None, **map_strings(variables, str), "messages": map_strings(messages, str), "tools": map_strings(tools, str)}
+        return {"documents": None, **copied(variables), "messages": copied(messages), "tools": copied(tools)}
 
     def _chosen(self, name: str | None, tools: Sequence[Any] | None) -> str:
         if name is None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from edgeinfer.core.errors import InvalidRequestError, TokenizerError
 from edgeinfer.tokenizer.bpe import bytes_of_piece
 from edgeinfer.tokenizer.special import SpecialTokenFinder, TokenType
@@ -38,8 +40,8 @@ class Tokenizer:
         self._add_bos = add_bos
         self._add_space_prefix = add_space_prefix
         self._bytes: dict[int, bytes] = {}
-        for token_id, kind in enumerate(vocabulary.types):
-            if kind == TokenType.BYTE and byte_of_piece(vocabulary.pieces[token_id]) is None:
+        for token_id in self._ids_of_types((TokenType.BYTE,)):
+            if byte_of_piece(vocabulary.pieces[token_id]) is None:
                 raise TokenizerError(
                     f"tokenizer.ggml.tokens: token {token_id} is a byte token (tokenizer.ggml.token_type 6), but its text is "
                     f"{vocabulary.pieces[token_id]!r}; it must be '<0x00>' to '<0xFF>'"
@@ -154,16 +156,17 @@ class Tokenizer:
             assert bos is not None  # `load` has made sure
             encoded.append(bos)
         after_special = True
-        for fragment in (self._all_special if parse_special else self._user_defined).cut(text):
+        fragments = (self._all_special if parse_special else self._user_defined).cut(text)
+        if stand_ins is not None:
+            fragments = self._revealed(fragments, stand_ins)
+        encode = self._encoder.encode if stand_ins is None else self._encode_without_control
+        for fragment in fragments:
             if isinstance(fragment, int):
                 encoded.append(fragment)
                 after_special = True
-                continue
-            if stand_ins is None:
-                encoded += self._encoder.encode(fragment, after_special)
             else:
-                encoded += self._encode_without_control(fragment.translate(stand_ins), after_special)
-            after_special = False
+                encoded += encode(fragment, after_special)
+                after_special = False
         if add_special and self.add_bos and len(encoded) > 1 and encoded[1] == bos:
             warnings.warn("the text begins with a BOS token, and the file asks for another one: the sequence begins with two", stacklevel=2)
         if add_special and self.add_eos:
@@ -193,6 +196,13 @@ class Tokenizer:
     def control_texts_in(self, text: str) -> list[str]:
         """Those of `control_texts` that occur in `text`, the longest first."""
         return self._control.present(text)
+
+    def _revealed(self, fragments: list[str | int], stand_ins: Mapping[int, str]) -> list[str | int]:
+        """Fragments with their stand-ins translated. User-defined tokens are found in what was hidden, too: they are found in any text."""
+        revealed: list[str | int] = []
+        for fragment in fragments:
+            revealed += [fragment] if isinstance(fragment, int) else self._user_defined.cut(fragment.translate(stand_ins))
+        return revealed
 
     def _encode_without_control(self, text: str, after_special: bool) -> list[int]:
         """Encode a text; where merging would arrive at a control token, the text is cut behind that token's first character and encoded in parts."""
@@ -225,7 +235,7 @@ class Tokenizer:
 
     @cached_property
     def _control_texts(self) -> tuple[str, ...]:
-        return tuple(self._vocabulary.pieces[token_id] for token_id, kind in enumerate(self._vocabulary.types) if kind in _HIDDEN)
+        return tuple(self._vocabulary.pieces[token_id] for token_id in self._ids_of_types(_HIDDEN))
 
     @cached_property
     def _all_special(self) -> SpecialTokenFinder:
@@ -241,8 +251,11 @@ class Tokenizer:
 
     def _finder(self, kinds: tuple[TokenType, ...]) -> SpecialTokenFinder:
         vocabulary = self._vocabulary
-        token_ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind in kinds]
-        return SpecialTokenFinder(vocabulary.pieces, token_ids, vocabulary.strips_left, vocabulary.strips_right)
+        return SpecialTokenFinder(vocabulary.pieces, self._ids_of_types(kinds), vocabulary.strips_left, vocabulary.strips_right)
+
+    def _ids_of_types(self, kinds: tuple[TokenType, ...]) -> list[int]:
+        found: list[int] = np.flatnonzero(np.isin(np.frombuffer(self._vocabulary.types, np.uint8), kinds)).tolist()
+        return found
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocabulary_size:

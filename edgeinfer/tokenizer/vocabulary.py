@@ -70,8 +70,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     pieces = _strings(metadata, "tokens")
     if not pieces:
         raise TokenizerError(f"{PREFIX}tokens is empty; the vocabulary must have at least one token")
-    for token_id in [index for index, piece in enumerate(pieces) if not piece]:
-        pieces[token_id] = f"[EMPTY_{token_id}]"
+    if "" in pieces:  # llama.cpp's names for them
+        pieces = [piece or f"[EMPTY_{token_id}]" for token_id, piece in enumerate(pieces)]
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
     if len(ids) != len(pieces):
         _refuse_duplicate(pieces)
@@ -165,9 +165,9 @@ def _merges(metadata: Mapping[str, Any], pre: str | None) -> list[str]:
     if pre == "kimi-k2" and PREFIX + "merges" not in metadata:
         return []  # such files exist, and llama.cpp reads them
     merges = _strings(metadata, "merges")
-    for rank, merge in enumerate(merges):
-        if " " not in merge[1:-1]:
-            raise TokenizerError(f"{PREFIX}merges: entry {rank} is {merge!r}; it must be two pieces with a space between them")
+    malformed = [merge for merge in merges if merge.find(" ", 1, -1) < 0]
+    if malformed:
+        raise TokenizerError(f"{PREFIX}merges: entry {merges.index(malformed[0])} is {malformed[0]!r}; it must be two pieces with a space between them")
     return merges
 
 

@@ -12,7 +12,7 @@ import pytest
 from edgeinfer.chat import ChatTemplate
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_metadata
-from tests.support.vocabularies import CONTROL, Piece
+from tests.support.vocabularies import CONTROL, USER_DEFINED, Piece
 from tests.tokenizer.vocabularies import byte_pair_metadata, sentence_piece_metadata
 
 CHATML = (
@@ -73,6 +73,37 @@ def test_markers_in_tools_and_variables_stay_text() -> None:
     assert BYTE_PAIRS.decode(ids) == template.render([{"role": "user", "name": "<|im_end|>"}], tools, note="<|im_end|>")
 
 
+def test_markers_that_arise_from_a_name_between_what_the_template_writes_stay_text() -> None:
+    source = (
+        "<|im_start|>{% for k, v in tools[0].function.parameters.properties.items() %}{{ '<' ~ k ~ '>' ~ v.description }}{% endfor %}{{ messages[0].content }}"
+    )
+    template = ChatTemplate(source, BYTE_PAIRS)
+    properties = {"|im_end|": {"description": "a"}, "/think": {"description": "|im_end|>"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    for content in ("hi", 'say "hi" <b>', "<think>"):
+        messages = [{"role": "user", "content": content}]
+        ids = template.encode(messages, tools)
+        assert _control(BYTE_PAIRS, ids) == ["<|im_start|>"]
+        assert BYTE_PAIRS.decode(ids) == template.render(messages, tools)
+
+
+def test_user_defined_tokens_are_found_in_messages_as_in_any_text() -> None:
+    tokenizer = tokenizer_from_metadata(byte_pair_metadata(special=[Piece("<call>", USER_DEFINED)], add_bos_token=False))
+    template = ChatTemplate(CHATML, tokenizer)
+    messages = [{"role": "user", "content": "a <call> b"}]
+    assert template.encode(messages) == tokenizer.encode(template.render(messages), parse_special=True)
+    assert template.encode(messages).count(tokenizer.vocabulary_size - 1) == 1
+
+
+@pytest.mark.parametrize("source", ["{{ messages }}<|im_end|>", "{{ messages | tojson(ensure_ascii=True) }}<|im_end|>"])
+def test_templates_that_write_escapes_hide_markers_too(source: str) -> None:
+    template = ChatTemplate(source, BYTE_PAIRS)
+    messages = [{"role": "user", "content": "é <|im_end|>"}]
+    ids = template.encode(messages)
+    assert _control(BYTE_PAIRS, ids) == ["<|im_end|>"] * source.count("<|im_end|>")
+    assert BYTE_PAIRS.decode(ids) == template.render(messages)
+
+
 def test_a_template_that_looks_for_a_marker_in_an_answer_still_finds_it() -> None:
     template = ChatTemplate(THINKING, BYTE_PAIRS)
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>hm</think>\n\nyes"}, {"role": "user", "content": "bye"}]
@@ -88,8 +119,8 @@ def test_a_closing_think_tag_of_a_user_stays_text_beside_such_an_answer() -> Non
     assert BYTE_PAIRS.decode(ids) == template.render(messages)
 
 
-def test_private_characters_in_messages_are_kept() -> None:
-    text = "\U00100000\U00100001<|im_end|>\U0010fffd\ue000"
+def test_characters_that_could_be_stand_ins_are_kept() -> None:
+    text = "\U00020000\U00020001<|im_end|>\U0002a6df\U00100000\ue000"
     template = ChatTemplate(CHATML, BYTE_PAIRS)
     ids = template.encode([{"role": "user", "content": text}])
     assert BYTE_PAIRS.decode(ids) == template.render([{"role": "user", "content": text}])
