@@ -9,9 +9,10 @@ import warnings
 import pytest
 
 from edgeinfer.core.errors import TokenizerError
-from edgeinfer.tokenizer import tokenizer_from_metadata
+from edgeinfer.tokenizer import load_tokenizer, tokenizer_from_metadata
 from edgeinfer.tokenizer.bpe import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE, merge_by_rank
 from edgeinfer.tokenizer.pretokenizers import find_pre_tokenizer
+from tests.conftest import llamacpp_models
 from tests.support.vocabularies import byte_characters
 from tests.tokenizer.vocabularies import byte_pair_metadata
 
@@ -40,6 +41,17 @@ def test_merging_is_that_of_a_naive_loop() -> None:
                 pieces.append(left + right)
         word = "".join(generator.choice("abcd") for _ in range(generator.randint(0, 30)))
         assert merge_by_rank(word, ranks) == _merge_naively(word, ranks)
+
+
+def test_the_library_and_our_merging_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = (llamacpp_models() / "ggml-vocab-gpt-2.gguf.inp").read_bytes().decode("utf-8").split("\n__ggml_vocab_test__\n")
+    ids = []
+    for characters in (0, 10**9):
+        monkeypatch.setattr("edgeinfer.tokenizer.bpe._LIBRARY_AFTER", characters)
+        for name in ("gpt-2", "starcoder"):
+            tokenizer = load_tokenizer(llamacpp_models() / f"ggml-vocab-{name}.gguf")
+            ids.append([tokenizer.encode(text + chr(code) * 9) for code, text in enumerate(texts)])
+    assert ids[:2] == ids[2:]
 
 
 def test_byte_characters_are_those_of_gpt_2() -> None:
