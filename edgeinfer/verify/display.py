@@ -48,7 +48,7 @@ def _agreement_table(report: VerifyReport) -> Table:
     table = _table(f"Teacher forcing on {report.agreement.positions} tokens: mean divergence (nats), and arg-maxima equal to the reference's")
     pairs = [pair for pair in PAIRS if pair in report.agreement.kl]
     engines = [engine for engine in (OURS, ORACLE) if engine in report.agreement.perplexity]
-    for column in ("text", "tokens", *(f"KL({_SHORT[p]}\n|| {_SHORT[q]})" for p, q in pairs), *(f"top-1\n{_LABELS[engine]}" for engine in engines)):
+    for column in ("text", "tokens", *(f"KL({_SHORT[p]}\n||{_SHORT[q]})" for p, q in pairs), *(f"top-1\n{_LABELS[engine]}" for engine in engines)):
         table.add_column(column, justify="left" if column == "text" else "right", no_wrap=True)
     for label, part in _parts(report):
         divergences = [f"{part.kl[pair]:.6f}" for pair in pairs]
@@ -95,7 +95,7 @@ def _table(title: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _bar_table(report: VerifyReport) -> Table:
