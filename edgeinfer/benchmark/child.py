@@ -133,7 +133,9 @@ class IkLlamaCppRunner:
         self._batch = _ctypes_api.llama_batch_init(512, 0, 1)
 
     def describe(self) -> dict[str, Any]:
-        settings = f"flash attention on, n_batch 512, repacked: {'yes' if self._repack else 'no'}"
+        # Without AVX-VNNI the package switches flash attention off by itself, because its own asserts fail on longer prompts.
+        flash_attention = "on" if getattr(self._model, "_has_vnni", True) else "asked for, but switched off by the package (no AVX-VNNI here)"
+        settings = f"flash attention {flash_attention}, n_batch 512, repacked: {'yes' if self._repack else 'no'}"
         return {"version": f"ik-llama-cpp-python {_version('ik-llama-cpp-python')}", "settings": settings, "vocabulary": None}
 
     def _evaluate(self, ids: list[int], position: int) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,9 +69,14 @@ class Child:
         else:
             command = [interpreter, str(script), *arguments]
         self._engine = engine
+        # What the engine prints about itself; its end is shown when it fails. `close` closes it.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, encoding="utf-8", env=environment
+            )
         except OSError as error:
+            self._log.close()
             raise BackendUnavailableError(f"{engine}: cannot start {interpreter}: {error.strerror}") from error
         try:
             self.description = self._read()
@@ -82,7 +88,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise EdgeInferError(f"{self._engine}: its process ended with code {self._process.wait()} and without an answer")
+            raise EdgeInferError(f"{self._engine}: its process ended with code {self._process.wait()} and without an answer{self._last_words()}")
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
             raise EdgeInferError(f"{self._engine}: {found['error']}")
@@ -95,8 +101,15 @@ class Child:
             self._process.stdin.write(json.dumps({"command": command, **values}) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise EdgeInferError(f"{self._engine}: its process ended with code {self._process.wait()} between two requests") from error
+            code = self._process.wait()
+            raise EdgeInferError(f"{self._engine}: its process ended with code {code} between two requests{self._last_words()}") from error
         return self._read()
+
+    def _last_words(self) -> str:
+        """The end of what the process printed to standard error, as the end of a sentence."""
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", errors="replace").strip().splitlines()
+        return f"; it said: {lines[-1]}" if lines else ""
 
     def close(self) -> None:
         """Ends the process by ending its input; kills it when it does not follow."""
@@ -111,6 +124,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._log.close()
 
     def __enter__(self) -> Child:
         return self

@@ -110,6 +110,7 @@ def _player(path: Path, speed: float, fault: str = "") -> str:
         f"""#!{sys.executable}
 import json, sys
 if {fault == "start"!r}:
+    print("no such model", file=sys.stderr)
     sys.exit(3)
 print(json.dumps({{"version": "1", "settings": "played", "load_seconds": 0.1, "vocabulary": 5000}}), flush=True)
 for line in sys.stdin:
@@ -155,7 +156,7 @@ def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_p
     )
     found = run_benchmark(tmp_path / "tiny.gguf", options)
     assert list(found.engines) == ["edgeinfer"]
-    assert "ended with code 3" in found.missing["llamacpp"]
+    assert "ended with code 3" in found.missing["llamacpp"] and "it said: no such model" in found.missing["llamacpp"]
     assert "No such file" in found.missing["ik_llamacpp"]
     with pytest.raises(BackendUnavailableError, match="edgeinfer"):
         run_benchmark(tmp_path / "tiny.gguf", BenchmarkOptions(threads=1, peers=(), interpreters={"edgeinfer": broken}))
