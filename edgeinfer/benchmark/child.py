@@ -36,8 +36,10 @@ class EdgeInferRunner:
         self._engine = Engine.load(model, backend="numba", threads=threads, context=context)
 
     def describe(self) -> dict[str, Any]:
+        from edgeinfer.core.version import __version__
+
         capabilities = self._engine.capabilities
-        return {"version": _version("edgeinfer"), "settings": capabilities.description, "vocabulary": capabilities.vocabulary}
+        return {"version": f"edgeinfer {__version__}", "settings": capabilities.description, "vocabulary": capabilities.vocabulary}
 
     def _generate(self, ids: list[int], count: int) -> Any:
         from edgeinfer import SamplingParams
