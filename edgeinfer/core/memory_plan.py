@@ -22,7 +22,7 @@ class MemoryPlan:
 
     @property
     def resident(self) -> int:
-        """Anonymous bytes while running."""
+        """Bytes in RAM while running: anonymous memory, and the libraries' pages that work needs."""
         return self.weights + self.cache + self.arena + self.process
 
     @property
@@ -49,7 +49,7 @@ class MemoryPlan:
             return
         remedies = []
         if self.peak - self.cache <= self.available and self.cache:
-            fitting = int(context * max(0.0, (self.available - (self.peak - self.cache)) / self.cache))
+            fitting = int(context * max(0.0, (self.available - (self.peak - self.cache)) / self.cache)) // 64 * 64  # whole pages, whatever their size
             remedies.append(f"a smaller context (about {fitting} tokens would fit: --context {fitting})")
         remedies += ["a smaller quantization of the model", "a smaller model", "more memory or a higher limit"]
         raise MemoryPlanError(
