@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
 Logits = NDArray[np.float32]
 MAKERS = {"llama": tiny_llama, "qwen2": tiny_qwen2, "gemma3": tiny_gemma3}
 CONTEXT = 192
+SOAK_ROUNDS = 1000 if float(os.environ.get("EDGEINFER_FUZZ_SCALE", "1")) > 1 else 30
 
 
 def mixed(name: str) -> str:
@@ -139,6 +141,15 @@ def test_threads_and_chunks_change_no_bit(architecture: str, format_name: str, t
         # all rows in one step; outputs are limited, so those of the last rows
         (last,) = driver.run(Rows(2, 0, IDS, outputs=MAXIMUM_OUTPUT_ROWS))
         same(last, wanted[-MAXIMUM_OUTPUT_ROWS:])
+
+
+@pytest.mark.parametrize(("architecture", "format_name", "tied"), [CASES[0], CASES[2]])
+def test_many_runs_with_three_workers_soak(architecture: str, format_name: str, tied: bool) -> None:
+    """A barrier that is missing shows now and then, where workers are uneven: more of them than cores, and steps of all sizes."""
+    wanted = expected(architecture, format_name, tied, "f32")[:50]
+    with loaded(model(architecture, format_name, tied), threads=3) as driver:
+        for turn in range(SOAK_ROUNDS):
+            same(driver.whole(1, IDS[:50], chunk=(1, 2, 5, 8, 17, 50)[turn % 6]), wanted)
 
 
 @every_case
