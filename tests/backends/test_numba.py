@@ -28,7 +28,7 @@ from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
 Logits = NDArray[np.float32]
 MAKERS = {"llama": tiny_llama, "qwen2": tiny_qwen2, "gemma3": tiny_gemma3}
 CONTEXT = 192
-SOAK_ROUNDS = 1000 if float(os.environ.get("EDGEINFER_FUZZ_SCALE", "1")) > 1 else 30
+SOAK_ROUNDS = 1000 if float(os.environ.get("EDGEINFER_FUZZ_SCALE", "1")) > 1 else 12
 
 
 def mixed(name: str) -> str:
