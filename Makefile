@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
-PROMPT ?= The capital of France is
+PROMPT ?= What is gravity?
 PYTEST_ARGUMENTS ?=
 export PYTHON
 

@@ -18,7 +18,13 @@ tools/install.sh
 lap "virtual environment and install"
 .venv/bin/edgeinfer pull "$model"
 lap "model $model"
-.venv/bin/edgeinfer run "$model" --prompt "$prompt" --max-tokens 48 --temperature 0
+echo "> $prompt" >&2
+if .venv/bin/edgeinfer inspect "$model" --json | grep -q '"tokenizer.chat_template"'; then
+    .venv/bin/edgeinfer chat "$model" --max-tokens 96 --temperature 0 --timings <<< "$prompt"
+else # a base model continues text
+    .venv/bin/edgeinfer run "$model" --prompt "$prompt" --max-tokens 48 --temperature 0
+    echo
+fi
 lap "load, first compile and answer"
 last=$began
 lap "together"

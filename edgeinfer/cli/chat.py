@@ -24,6 +24,7 @@ def chat(
     top_p: options.TopP = 0.95,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    timings: Annotated[bool, typer.Option("--timings", help="show counts and speeds after each answer, on standard error")] = False,
     backend: options.BackendName = "numba",
     threads: options.Threads = None,
     context: options.Context = None,
@@ -38,7 +39,7 @@ def chat(
     with loading(model, backend=backend, context=context, threads=threads) as engine:
         for warning in engine.warnings:
             note(f"edgeinfer: warning: {warning}")
-        converse(engine, params, instructions)
+        converse(engine, params, instructions, timings)
 
 
 def refuse_without_template(model: str) -> None:
@@ -56,7 +57,7 @@ def refuse_without_template(model: str) -> None:
             )
 
 
-def converse(engine: Engine, params: SamplingParams, system: str | None) -> None:
+def converse(engine: Engine, params: SamplingParams, system: str | None, timings: bool) -> None:
     """Read lines and answer them until /quit or the end of input."""
     import sys
 
@@ -89,25 +90,32 @@ def converse(engine: Engine, params: SamplingParams, system: str | None) -> None
             continue
         try:
             asked = [*messages, {"role": "user", "content": text_argument("the line", line)}]
-            messages = [*asked, {"role": "assistant", "content": answer(engine, asked, params)}]
+            messages = [*asked, {"role": "assistant", "content": answer(engine, asked, params, timings)}]
         except ContextLengthError as error:
             note(f"edgeinfer: error: {error}; /new begins a new conversation")
         except InvalidRequestError as error:
             note(f"edgeinfer: error: {error}")
 
 
-def answer(engine: Engine, messages: list[dict[str, str]], params: SamplingParams) -> str:
+def answer(engine: Engine, messages: list[dict[str, str]], params: SamplingParams, timings: bool) -> str:
     """Stream one answer to standard output and return it; Ctrl-C keeps what has come so far."""
     import sys
 
+    from edgeinfer.cli.console import note
+    from edgeinfer.cli.run import summary
+
     pieces: list[str] = []
+    completion = None
     stream = engine.chat_stream(messages, params)
     try:
         for event in stream:
             pieces.append(event.text)
             sys.stdout.write(event.text)
             sys.stdout.flush()
+            completion = event.completion
     except KeyboardInterrupt:
         getattr(stream, "close", lambda: None)()
     print(flush=True)
+    if timings and completion is not None:
+        note(summary(completion))
     return "".join(pieces)

@@ -29,6 +29,12 @@ def test_lines_are_answered_with_the_whole_conversation(command: Command, engine
     assert ended.out == "1 MESSAGES, LAST: HELLO THERE\n3 MESSAGES, LAST: AND AGAIN\n1 MESSAGES, LAST: ONCE MORE\n"
 
 
+def test_timings_go_to_standard_error(command: Command, engine: Any, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    ended = command("chat", model, "--timings")
+    assert ended.out == "1 MESSAGES, LAST: A\n" and "4 generated at 20.0/s" in ended.err
+
+
 def test_system_instructions_stay(command: Command, engine: Any, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n/new\nb\n"))
     assert command("chat", model, "--system", "be brief").out == "2 MESSAGES, LAST: A\n2 MESSAGES, LAST: B\n"
