@@ -1,0 +1,51 @@
+"""The scripts under bench/bars: each says what it shows, ends with an exit code that means something, and needs nothing that is not named."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BARS = Path(__file__).resolve().parents[2] / "bench" / "bars"
+SCRIPTS = sorted(BARS.glob("[0-9]*.py"))
+
+
+def _run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(BARS.parents[1]), **variables}
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_there_is_a_script_for_each_bar() -> None:
+    assert [script.name[:2] for script in SCRIPTS] == [f"{number:02}" for number in range(1, 9)]
+    readme = (BARS.parent / "README.md").read_text(encoding="utf-8")
+    for script in SCRIPTS:
+        description = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+        assert description.startswith(f"Bar {int(script.name[:2])}:")
+        assert f"bars/{script.name}" in readme
+
+
+@pytest.mark.parametrize("name", ["04_open_gemma.py", "06_same_bits.py", "07_speed.py", "08_memory_refusal.py"])
+def test_a_bar_whose_model_is_missing_says_so(name: str, tmp_path: Path) -> None:
+    run = _run(BARS / name, EDGEINFER_HOME=str(tmp_path))
+    assert run.returncode == 2
+    assert "cannot be judged here" in run.stderr and "edgeinfer pull" in run.stderr
+
+
+@pytest.mark.parametrize(("holds", "code"), [(True, 0), (False, 1)])
+def test_exit_codes_follow_the_bars(holds: bool, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(BARS)!r})\nfrom common import bar, finish\nbar('x', {holds}, '1 of 2')\nfinish()\n")
+    run = _run(script)
+    assert run.returncode == code
+    assert ("MISSED" in run.stdout) != holds and "1 of 2" in run.stdout
+
+
+def test_the_vocabularies_meet_their_bar(llamacpp_models: Callable[[], Path]) -> None:
+    run = _run(BARS / "05_vocabularies.py", EDGEINFER_LLAMACPP_MODELS=str(llamacpp_models()))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("held") == 5
