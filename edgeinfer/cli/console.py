@@ -97,10 +97,13 @@ def text_argument(name: str, text: str) -> str:
 def loading(model: str, backend: str, context: int | None, threads: int | None) -> Iterator[Engine]:
     """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
     from edgeinfer import Engine
+    from edgeinfer.core.home import kernel_cache_path
 
     watched = is_terminal(sys.stderr)
     if watched:
-        sys.stderr.write(f"loading {printable(model)} ...")
+        kernels = kernel_cache_path()
+        first = backend == "numba" and not (kernels is not None and os.path.isdir(kernels))
+        sys.stderr.write(f"loading {printable(model)}{' and compiling kernels, which the first time takes a while' if first else ''} ...")
         sys.stderr.flush()
     try:
         engine = Engine.load(model, backend=backend, context=context, threads=threads)
