@@ -17,7 +17,7 @@ from kernels_numba.executor import store as store_module
 from kernels_numba.executor.aligned import address_of, aligned_zeros
 from kernels_numba.executor.step import STEP_WORDS
 from kernels_numba.executor.store import KernelName, KernelStore, source_digest
-from tests.support.kernels import lowest_level
+from tests.support.kernels import lowest_level, runnable_levels
 
 ROOT = Path(__file__).resolve().parents[2]
 ADD = KernelName("ops.elementwise", "add")
@@ -64,6 +64,16 @@ def objects(directory: Path) -> list[Path]:
 
 def test_a_second_store_compiles_nothing(folder: Path) -> None:
     assert quiet(folder).compiled == []
+
+
+def test_levels_do_not_share_objects(folder: Path) -> None:
+    """A cache that machines of different kinds share (a network home) holds an object for each of their levels."""
+    for level in runnable_levels():
+        store = KernelStore(level, folder)
+        adds(store)
+        assert bool(store.compiled) == (level != lowest_level())
+        assert store.directory is not None and store.directory.name == level.name
+    assert len(objects(folder)) == len(runnable_levels())
 
 
 def test_folders_are_private_and_the_key_has_digest_and_level(folder: Path) -> None:
