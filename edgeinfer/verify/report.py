@@ -159,6 +159,8 @@ def _greedy_json(item: GreedyComparison) -> dict[str, Any]:
             "reference_gap": parted.reference_gap,
             "our_gap": parted.our_gap,
             "oracle_gap": parted.oracle_gap,
+            "our_gap_error": parted.our_gap_error,
+            "oracle_gap_error": parted.oracle_gap_error,
             "our_error": parted.our_error,
             "oracle_error": parted.oracle_error,
             "within_error": parted.within_error,
