@@ -38,7 +38,9 @@ def test_top_level_names(wheel: Path) -> None:
 def test_every_module_and_every_data_file_is_inside(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    modules = {path.relative_to(ROOT).as_posix() for package in ("edgeinfer", "kernels_numba") for path in (ROOT / package).rglob("*.py")}
+    suffixes = {".py", ".txt"}  # texts: what `verify` reads
+    packages = [path for package in ("edgeinfer", "kernels_numba") for path in (ROOT / package).rglob("*")]
+    modules = {path.relative_to(ROOT).as_posix() for path in packages if path.suffix in suffixes}
     data = {"edgeinfer/data/" + path.relative_to(ROOT).as_posix() for path in (ROOT / "models").rglob("*.toml")}
     assert len(data) >= 3
     assert modules | data <= inside
