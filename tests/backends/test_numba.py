@@ -270,16 +270,24 @@ def test_a_cache_that_overflows_is_an_error_and_float32_helps(tmp_path: Path, co
 
 
 def test_one_key_that_does_not_fit_is_not_hidden_by_a_weight_of_zero(tmp_path: Path) -> None:
-    """A single component of the keys overflows; where the query's sign makes the score -infinity, softmax alone would never show it."""
-    weight = np.zeros((32, 64), np.float32)
-    weight[3, 5] = 1e6
-    path = tiny_llama(tmp_path / "one.gguf", tensors={"blk.0.attn_k.weight": weight})
+    """One component of the keys is around 60,000 and too large for some tokens; the query's is negative. The score of such a key is -infinity, so its
+    weight is 0: softmax alone gives finite values and nobody would know."""
+    key_weight, key_bias, query_bias = np.zeros((32, 64), np.float32), np.zeros(32, np.float32), np.zeros(64, np.float32)
+    key_weight[[12, 28], 5], key_bias[[12, 28]], query_bias[12::16] = 8_000, 60_000, -1
+    path = tiny_qwen2(
+        tmp_path / "one.gguf", metadata={"qwen2.rope.freq_base": 1e30},  # component 12 of a head is hardly turned
+        tensors={
+            "blk.0.attn_k.weight": key_weight, "blk.0.attn_k.bias": key_bias,
+            "blk.0.attn_q.weight": np.zeros((64, 64), np.float32), "blk.0.attn_q.bias": query_bias,
+        },
+    )  # fmt: skip
     with loaded(path, cache_type="f16") as driver:
         for start in range(20):
             with pytest.raises(NonFiniteError):
                 driver.run(Rows(start, 0, tokens(30, start)))
             driver.release(start)
-        driver.backend.close()
+    with loaded(path) as driver:
+        assert np.isfinite(driver.run(Rows(1, 0, tokens(30)))[0]).all()
 
 
 def test_a_step_after_an_overflow_works(tmp_path: Path) -> None:
