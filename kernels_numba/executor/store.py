@@ -93,6 +93,12 @@ class KernelStore:
                 self._load(missing)
             return {kernel: self._addresses[kernel] for kernel in wanted}
 
+    @property
+    def loaded(self) -> list[KernelName]:
+        """The kernels whose addresses this process holds."""
+        with self._lock:
+            return sorted(self._addresses)
+
     def compile_ahead(self, kernels: Iterable[KernelName]) -> list[str]:
         """Puts the missing objects of these kernels into the folder without loading them, which works for levels that this machine cannot run.
 

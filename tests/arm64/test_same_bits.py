@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.arm64 import emulation
 from tests.arm64.whole_models import logits_digest
+from tests.kernels.support import KERNEL_FOLDER
 from tests.support.kernels import runnable_levels
 
 FOLDER = emulation.prepared
@@ -24,9 +24,9 @@ def test_logits_have_the_bits_of_x86(monkeypatch: pytest.MonkeyPatch, level: str
     from edgeinfer.backends.numba.backend import kernel_store
     from kernels_numba.simd.levels import level_by_name
 
-    folder = Path(FOLDER)  # type: ignore[arg-type]
-    monkeypatch.setenv("EDGEINFER_CACHE", str(folder / "kernels"))
+    monkeypatch.setenv("EDGEINFER_CACHE", str(KERNEL_FOLDER))
     had_numba = "numba" in sys.modules
-    assert logits_digest(folder / model, level) == DIGESTS[model]
+    assert FOLDER is not None
+    assert logits_digest(FOLDER / model, level) == DIGESTS[model]
     assert kernel_store(level_by_name(level)).compiled == []
     assert had_numba or "numba" not in sys.modules
