@@ -8,7 +8,10 @@ from edgeinfer.cli import options
 
 LIBRARIES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "typer", "rich", "llama-cpp-python", "onnxruntime", "huggingface_hub")
 PROBES = {"llamacpp": "llama_cpp", "onnx": "onnxruntime"}
-NOTABLE_FLAGS = ("avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "gfni", "avx_vnni", "asimd", "asimddp", "i8mm")
+NOTABLE_FLAGS = (
+    "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "gfni", "avx_vnni", "asimd", "asimddp",
+    "i8mm",
+)  # fmt: skip
 PROBE_SECONDS = 60
 
 
