@@ -1,4 +1,4 @@
-"""Anonymous memory for weights, caches and the arena: page aligned, zero, given back to the system when closed, in huge pages where the system has them."""
+"""Anonymous memory for weights, caches and the arena: page aligned, zero, given back to the system when closed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from edgeinfer.core.memory_plan import megabytes
 
 
 class Region:
-    """`size` bytes at `address`. Pages that were never touched take no memory."""
+    """`size` bytes at `address`. Pages that were never touched take no memory.
 
-    def __init__(self, size: int, purpose: str) -> None:
+    `dense`: all of it will be used, so ask for huge pages (fewer address translations). Not for caches: a huge page per layer would be 2 MB each for the
+    first token of a conversation.
+    """
+
+    def __init__(self, size: int, purpose: str, *, dense: bool = False) -> None:
         self.size = max(size, 1)
         try:
             self._mapping = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -22,7 +26,7 @@ class Region:
                 f"the system refused {megabytes(size)} for the {purpose} ({error}); free memory, raise the limit (ulimit -v, cgroup), or use a smaller "
                 "context or model"
             ) from None
-        if hasattr(mmap, "MADV_HUGEPAGE") and self.size >= 4 << 20:
+        if dense and hasattr(mmap, "MADV_HUGEPAGE") and self.size >= 4 << 20:
             try:
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
             except OSError:

@@ -104,7 +104,7 @@ class Weights:
         for weight in plan.mapped:
             self.mapped[weight.name] = int(file.tensor_bytes(weight.name).ctypes.data)
         sizes = [packed_bytes(weight.format_name, *weight.shape) for weight in plan.packed]
-        region = Region(sum(-(-size // 4096) * 4096 for size in sizes) + PREFETCHED_BEYOND, "weights")
+        region = Region(sum(-(-size // 4096) * 4096 for size in sizes) + PREFETCHED_BEYOND, "weights", dense=True)
         self._regions.append(region)
         address, total, done = region.address, sum(sizes), 0
         for weight, size in zip(plan.packed, sizes, strict=True):
