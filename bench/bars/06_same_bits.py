@@ -17,7 +17,8 @@ import numpy as np
 from common import MODELS, bar, finish, model_file
 
 from edgeinfer import Engine, SamplingParams
-from edgeinfer.backends.base import Backend, BackendOptions, load_backend
+from edgeinfer.backends.base import Backend, BackendOptions
+from edgeinfer.backends.load import load_backend
 from edgeinfer.core.host import instruction_sets
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, SequenceTable, Step
 from edgeinfer.verify.corpus import running_text

@@ -1,20 +1,16 @@
 """The contract between the scheduler and whatever runs a model. A backend is loaded once, runs steps, and forgets sequences when told to.
 
-`load_backend` is the one place that knows the backends' names. Backends import their libraries lazily, so that this module costs nothing.
+`load` knows the backends by name. Backends import their libraries lazily.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from edgeinfer.core.errors import BackendUnavailableError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import Step, StepOutputs
-
-BACKENDS = ("numba", "llamacpp", "fake")
 
 
 @dataclass(frozen=True)
@@ -76,23 +72,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Gives back memory and threads. Idempotent."""
         ...
-
-
-def load_backend(name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> Backend:
-    """Loads `model` on the backend `name`; raises BackendUnavailableError for an unknown or missing one, or the model's own errors.
-
-    `progress` is called with the bytes that are loaded and those there are, by backends that take their time.
-    """
-    if name == "numba":
-        from edgeinfer.backends.numba.backend import NumbaBackend
-
-        return NumbaBackend.load(model, options, progress)
-    if name == "llamacpp":
-        from edgeinfer.backends.llamacpp import LlamaCppBackend
-
-        return LlamaCppBackend.load(model, options)
-    if name == "fake":
-        from edgeinfer.backends.fake import FakeBackend
-
-        return FakeBackend.load(model, options)
-    raise BackendUnavailableError(f"there is no backend named {name!r}; choose one of {', '.join(BACKENDS)}")

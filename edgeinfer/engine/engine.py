@@ -12,7 +12,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import Backend, BackendOptions, Capabilities, load_backend
+from edgeinfer.backends.base import Backend, BackendOptions, Capabilities
+from edgeinfer.backends.load import load_backend
 from edgeinfer.core.errors import ContextLengthError, InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.requests import SamplingParams

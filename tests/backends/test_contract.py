@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from edgeinfer import Engine, SamplingParams
-from edgeinfer.backends.base import Backend, BackendOptions, load_backend
+from edgeinfer.backends.base import Backend, BackendOptions
+from edgeinfer.backends.load import load_backend
 from edgeinfer.core.errors import EdgeInferError, NonFiniteError
 from tests.backends.support import Driver, Logits, Rows
 from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2

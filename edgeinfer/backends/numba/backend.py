@@ -211,7 +211,9 @@ class NumbaBackend:
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
         stopped = self._pool.run(self._tape, self._record)
-        if stopped is not None and stopped.status:
+        if stopped is not None and not stopped.status:
+            raise EngineClosedError("the step was cancelled")
+        if stopped is not None:
             raise NonFiniteError(
                 "the model produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is damaged. "
                 "Try cache_type='f32', or compare the file with its checksum"

@@ -1,0 +1,31 @@
+"""The one place that knows the backends by name. The engine calls it; each backend is imported, with its libraries, only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeinfer.backends.base import Backend, BackendOptions
+from edgeinfer.core.errors import BackendUnavailableError
+
+BACKENDS = ("numba", "llamacpp", "fake")
+
+
+def load_backend(name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> Backend:
+    """Loads `model` on the backend `name`; raises BackendUnavailableError for an unknown or missing one, or the model's own errors.
+
+    `progress` is called with the bytes that are loaded and those there are, by backends that take their time.
+    """
+    if name == "numba":
+        from edgeinfer.backends.numba.backend import NumbaBackend
+
+        return NumbaBackend.load(model, options, progress)
+    if name == "llamacpp":
+        from edgeinfer.backends.llamacpp import LlamaCppBackend
+
+        return LlamaCppBackend.load(model, options)
+    if name == "fake":
+        from edgeinfer.backends.fake import FakeBackend
+
+        return FakeBackend.load(model, options)
+    raise BackendUnavailableError(f"there is no backend named {name!r}; choose one of {', '.join(BACKENDS)}")
