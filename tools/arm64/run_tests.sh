@@ -15,7 +15,10 @@ for tool in apt-get dpkg-deb; do
         exit 0
     fi
 done
-tools/arm64/environment.sh "$environment"
+if ! tools/arm64/environment.sh "$environment"; then
+    echo "left out: tests on emulated arm64 CPUs: the emulator or its packages could not be fetched"
+    exit 0
+fi
 "$host_python" -m tests.arm64.prepare "$prepared"
 
 emulated() { # CPU PYTEST ARGUMENT...
