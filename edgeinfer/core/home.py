@@ -25,7 +25,11 @@ def home_path(environment: Mapping[str, str] | None = None) -> Path:
     user_home = environment.get("HOME", "")
     if os.path.isabs(user_home):
         return Path(user_home) / ".cache" / "edgeinfer"
-    return Path(tempfile.gettempdir()) / f"edgeinfer-{os.getuid()}"
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written anywhere; only those who want to write something need to hear of it
+        temporary = "/tmp"
+    return Path(temporary) / f"edgeinfer-{os.getuid()}"
 
 
 def models_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -70,7 +70,7 @@ class KernelStore:
         self.level = level
         self.compilers = compilers
         self.directory = directory / source_digest() / level.name if directory is not None else None
-        if directory is not None and not _make_private(directory, source_digest(), level.name):
+        if directory is not None and not _make_own(directory, source_digest(), level.name):
             warnings.warn(
                 f"{directory} cannot be used for compiled kernels (it must be a folder of yours that nobody else can write to); "
                 "kernels are compiled again in each process. Choose another folder with EDGEINFER_CACHE.",
@@ -210,12 +210,12 @@ class KernelStore:
             warnings.warn(f"compiled kernels could not be kept in {self.directory}: {error}", stacklevel=2)
 
 
-def _make_private(directory: Path, *inner: str) -> bool:
+def _make_own(directory: Path, *inner: str) -> bool:
     """Whether the folder and the ones inside of it exist (made if need be), are ours and are writable by nobody else. Read-only folders of ours are fine."""
     folders = [directory.joinpath(*inner[:depth]) for depth in range(len(inner) + 1)]
     for folder in folders:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # others may read: root fills a cache when an image is built, a service uses it
             information = folder.stat()
         except OSError:
             return False

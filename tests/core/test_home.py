@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from edgeinfer.core import home
 
 
@@ -30,6 +32,14 @@ def test_a_user_without_a_home_gets_a_folder_of_its_own() -> None:
     expected = Path(tempfile.gettempdir()) / f"edgeinfer-{os.getuid()}"
     assert home.home_path({}) == expected
     assert home.home_path({"HOME": ""}) == expected
+
+
+def test_a_machine_on_which_nothing_can_be_written_has_a_home_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    assert home.home_path({}) == Path(f"/tmp/edgeinfer-{os.getuid()}")
 
 
 def test_models_and_kernels_lie_in_the_home() -> None:
