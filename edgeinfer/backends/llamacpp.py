@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
 from edgeinfer.core import host
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError
+from edgeinfer.core.foreign import import_problem
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 
@@ -211,13 +212,13 @@ def load_library() -> Any:
     with _library_lock:
         if _library is not None:
             return _library
+        problem = import_problem("llama_cpp")
+        if problem is not None:
+            raise _cannot_import(problem)
         try:
             from llama_cpp import llama_cpp as library
         except (ImportError, OSError, RuntimeError) as error:
-            raise BackendUnavailableError(
-                f"the llamacpp backend needs llama-cpp-python, which cannot be imported here ({error}); "
-                "install it with: pip install 'edgeinfer[llamacpp]'"
-            ) from error
+            raise _cannot_import(str(error)) from error
         fields = {name for name, *_ in library.llama_context_params._fields_}
         if not {"flash_attn_type", "kv_unified", "n_outputs_max"} <= fields:
             raise BackendUnavailableError(
@@ -229,6 +230,13 @@ def load_library() -> Any:
         library.llama_backend_init()
         _library = library
         return library
+
+
+def _cannot_import(reason: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"the llamacpp backend needs llama-cpp-python, which cannot be imported here ({reason}); "
+        "install it with: pip install 'edgeinfer[llamacpp]', which builds it for this machine"
+    )
 
 
 def _keep_log_line(level: int, text: bytes, user_data: object) -> None:

@@ -12,7 +12,6 @@ NOTABLE_FLAGS = (
     "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "gfni", "avx_vnni", "asimd", "asimddp",
     "i8mm",
 )  # fmt: skip
-PROBE_SECONDS = 60
 
 
 def doctor(as_json: options.AsJson = False) -> None:
@@ -100,18 +99,8 @@ def library_version(name: str) -> str:
 
 
 def probe(module: str) -> str:
-    """Whether a library that we did not build can be imported, tried in a process of its own: a crash there must not be ours."""
-    import importlib.util
-    import subprocess
-    import sys
+    """Whether a library that we did not build can be imported."""
+    from edgeinfer.core.foreign import import_problem
 
-    if importlib.util.find_spec(module) is None:
-        return "not installed"
-    try:
-        ran = subprocess.run([sys.executable, "-c", f"import {module}"], stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not work: {error}"
-    if ran.returncode == 0:
-        return "works"
-    lines = ran.stderr.decode("utf-8", "replace").strip().splitlines() or [f"ended with {ran.returncode}"]
-    return f"does not work: {lines[-1]}"
+    problem = import_problem(module)
+    return "works" if problem is None else problem if problem == "not installed" else f"does not work: {problem}"

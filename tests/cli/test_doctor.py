@@ -49,14 +49,11 @@ def test_a_forced_level_is_told_or_refused(command: Command, monkeypatch: pytest
     assert json.loads(command("doctor", "--json").out)["machine"]["instruction-set level"].startswith("none: the instruction set 'x86_quantum' cannot")
 
 
-def test_probes_run_elsewhere_and_tell_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "crashing_library.py").write_text("import os\nos.abort()\n")
+def test_probes_tell_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_library.py").write_text("raise OSError('libfoo.so: cannot open')\n")
     (tmp_path / "good_library.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert doctor.probe("crashing_library") == "does not work: ended with -6"
     assert doctor.probe("broken_library") == "does not work: OSError: libfoo.so: cannot open"
     assert doctor.probe("good_library") == "works"
     assert doctor.probe("no_such_library") == "not installed"
-    assert not {"crashing_library", "broken_library", "good_library"} & set(sys.modules)
+    assert not {"broken_library", "good_library"} & set(sys.modules)
