@@ -16,7 +16,7 @@ class SamplingParams:
 
     `temperature` 0 takes the largest logit (ties: the lower token id). `top_k` 0, `top_p` 1 and `min_p` 0 are off; at least one token always survives.
     `seed` None draws a fresh seed, which the completion reports; the same seed gives the same tokens on any machine, thread count and batch.
-    `stop`: texts that end generation; the text before the earliest match is returned. `max_tokens` None: until the context is full.
+    `stop`: texts that end generation; the text before the earliest match is returned; None is no text. `max_tokens` None: until the context is full.
 
     Raises InvalidRequestError for a value that cannot be honoured.
     """
@@ -27,7 +27,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | tuple[str, ...] | list[str] = ()
+    stop: str | tuple[str, ...] | list[str] | None = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -37,7 +37,9 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0)
         _number("min_p", self.min_p, 0.0, 1.0)
         _integer("seed", self.seed, 0, MAXIMUM_SEED, optional=True)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not isinstance(self.stop, str | list | tuple | None):
+            raise InvalidRequestError(f"stop is {self.stop!r}; it must be a text, a list of texts or None")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequestError(f"stop holds {text!r}; each stop must be a text of at least one character")
@@ -46,7 +48,7 @@ class SamplingParams:
     @property
     def stop_texts(self) -> tuple[str, ...]:
         """`stop` as a tuple, whatever it was given as."""
-        return tuple(self.stop)
+        return tuple(self.stop or ())
 
 
 def _number(name: str, value: object, low: float, high: float | None) -> None:

@@ -67,11 +67,19 @@ def test_at_least_one_token_survives_every_combination(temperature: float, top_k
         {"stop": [""]},
         {"stop": [1]},
         {"stop": ""},
+        {"stop": 5},
+        {"stop": {"a": 1}},
     ],
 )
 def test_values_that_cannot_be_honoured_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
         SamplingParams(**wrong)
+
+
+def test_stops_may_be_a_text_a_list_or_none() -> None:
+    """JSON's null, which clients send for what they leave open, means no stop."""
+    given: list[Any] = ["a", ["a", "b"], ("a",), [], None]
+    assert [SamplingParams(stop=stop).stop_texts for stop in given] == [("a",), ("a", "b"), ("a",), (), ()]
 
 
 def test_top_k_off_reaches_many_tokens() -> None:
