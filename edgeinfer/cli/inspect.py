@@ -83,9 +83,9 @@ def memory_plan(file: GGUFFile, context: int | None) -> tuple[MemoryPlan | None,
     from edgeinfer.backends.numba.backend import plan
     from edgeinfer.core.errors import EdgeInferError
     from edgeinfer.engine.engine import DEFAULT_CONTEXT
+    from edgeinfer.model.dims import trained_context
 
-    trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
-    tokens = context or (min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) and trained > 1 else DEFAULT_CONTEXT)
+    tokens = context or min(DEFAULT_CONTEXT, trained_context(file.metadata) or DEFAULT_CONTEXT)
     try:
         return plan(file, BackendOptions(context=tokens)).memory, ""
     except EdgeInferError as error:

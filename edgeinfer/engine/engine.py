@@ -89,6 +89,7 @@ class Engine:
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
         """
         from edgeinfer.gguf.reader import GGUFFile
+        from edgeinfer.model.dims import trained_context
         from edgeinfer.tokenizer import load_tokenizer
 
         if cache_type not in ("f16", "f32"):
@@ -100,10 +101,10 @@ class Engine:
         with GGUFFile.open(path) as file:
             tokenizer = load_tokenizer(file)
             metadata = dict(_template_metadata(file.metadata))
-            trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+            trained = trained_context(file.metadata)
         if context is None:
-            context = min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) and trained > 1 else DEFAULT_CONTEXT
-        elif isinstance(trained, int) and context > trained:
+            context = min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+        elif trained is not None and context > trained:
             warnings.append(f"the context of {context} tokens is above the {trained} that the model was trained for; answers may get worse beyond")
         options = BackendOptions(
             context=context,

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from edgeinfer.core.errors import ModelFileError, UnsupportedModelError
+from edgeinfer.core.errors import EdgeInferError, ModelFileError, UnsupportedModelError
 from edgeinfer.model.spec import ArchSpec, NeutralValue
 
 MAXIMUM_LAYERS = 512
@@ -253,6 +253,21 @@ def _context_length(keys: _Metadata, linear_factor: float) -> int:
     if not keys.has("rope.scaling.original_context_length"):
         return context_length
     return max(context_length, min(int(original * linear_factor), MAXIMUM_SIZE))
+
+
+def trained_context(metadata: Mapping[str, Any]) -> int | None:
+    """Tokens that the model was trained for, linear scaling included; for files of any architecture, also such as only other backends can run.
+
+    None where the file does not tell. It is a hint for choosing a context: `read_dims` is what refuses wrong metadata.
+    """
+    keys = _Metadata(metadata, str(metadata.get("general.architecture")))
+    unscaled = keys.value("context_length")
+    if isinstance(unscaled, bool) or not isinstance(unscaled, int) or unscaled < 2:
+        return None
+    try:
+        return _context_length(keys, _linear_factor(keys))
+    except EdgeInferError:
+        return unscaled
 
 
 def _windows(spec: ArchSpec, keys: _Metadata, layers: int) -> tuple[int, ...]:

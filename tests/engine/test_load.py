@@ -38,6 +38,14 @@ def test_a_context_above_the_trained_one_is_allowed_with_a_warning(model: Path) 
         assert any("1000" in warning and "256" in warning for warning in engine.warnings)
 
 
+def test_a_scaled_context_is_within_what_the_model_was_trained_for(tmp_path: Path) -> None:
+    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 128}
+    path = tiny_llama(tmp_path / "scaled.gguf", context_length=128, metadata=scaling)
+    for asked, context, warnings in ((None, 512, 0), (512, 512, 0), (513, 513, 1)):
+        with Engine.load(path, backend="fake", context=asked) as engine:
+            assert (engine.context, len(engine.warnings)) == (context, warnings)
+
+
 def test_options_reach_the_backend(model: Path) -> None:
     with Engine.load(str(model), "fake", 100, 1, chunk=17, cache_tokens=64, maximum_sequences=3, cache_type="f32") as engine:
         assert engine.capabilities.maximum_step_rows == 17 and engine.capabilities.maximum_sequences == 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeinfer.core.errors import EdgeInferError, ModelFileError, UnsupportedModelError
-from edgeinfer.model.dims import Dims, LayerRope, read_dims
+from edgeinfer.model.dims import Dims, LayerRope, read_dims, trained_context
 from edgeinfer.model.spec import load_spec
 
 SIZES = {
@@ -186,6 +186,27 @@ def test_the_context_takes_the_scaling_into_account() -> None:
     assert dims(changed={**scaled, "rope.scaling.original_context_length": 256}).context_length == 2048
     assert dims(changed={**scaled, "rope.scaling.original_context_length": 32}).context_length == 256
     assert dims(changed=scaled).context_length == 256  # whether 256 is before or after scaling is not said
+
+
+@pytest.mark.parametrize(
+    ("added", "tokens"),
+    [
+        ({}, 256),
+        ({"scaling.type": "linear", "scaling.factor": 4.0, "scaling.original_context_length": 256}, 1024),
+        ({"scaling.type": "linear", "scaling.factor": 4.0, "scaling.original_context_length": 64}, 256),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 256}, 256),
+        ({"scaling.factor": "four"}, 256),
+    ],
+)
+def test_the_trained_context_is_told_for_any_architecture(added: dict[str, Any], tokens: int) -> None:
+    metadata = {"general.architecture": "other", "other.context_length": 256, **{f"other.rope.{key}": value for key, value in added.items()}}
+    assert trained_context(metadata) == tokens
+
+
+@pytest.mark.parametrize("stored", [None, 0, 1, -5, "256", 2.5, True])
+def test_no_usable_trained_context_is_none(stored: Any) -> None:
+    assert trained_context({"general.architecture": "other", "other.context_length": stored}) is None
+    assert trained_context({}) is None
 
 
 def test_windows_of_gemma3() -> None:
