@@ -5,6 +5,7 @@ Standard output carries a command's result and nothing else; everything a person
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -24,16 +25,46 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+FAILED = 1
+OUT_OF_MEMORY = 3
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to a full or broken disk ends with, wherever the output goes
 
 
 def prepare_streams() -> None:
     """Make printing safe in every locale (a character that the terminal's encoding lacks is printed as an escape), and warnings one line each."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # `text_argument` refuses what is no UTF-8, with a message
     warnings.showwarning = _show_warning
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller closed become the null device.
+
+    Python has None in their place: reading fails, `print` to a missing standard error goes to standard output, and the next file that is opened, such
+    as a model, gets the number that everything else takes for a standard stream.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (lives as long as the process)
+
+
+def _discard_standard_output() -> None:
+    """What is still buffered cannot be written: without this the interpreter complains when it flushes at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -61,7 +92,8 @@ def print_json(value: Any) -> None:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that ends with one line and an exit code instead of a traceback: for our own errors, Ctrl-C and a reader that went away."""
+    """A command that ends with one line and an exit code instead of a traceback: for our own errors, and for what users and machines do: Ctrl-C, a
+    reader that went away, a full disk, refused memory."""
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
@@ -75,9 +107,17 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             note("")
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            # what is still buffered has no reader: without this the interpreter complains when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_standard_output()
             raise SystemExit(BROKEN_PIPE) from None
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            _discard_standard_output()
+            print_error(f"the output cannot be written: {error.strerror}")
+            raise SystemExit(FAILED) from None
+        except MemoryError:
+            print_error("the system refused more memory; free memory, raise the limit (ulimit -v, control group), or use a smaller context or model")
+            raise SystemExit(OUT_OF_MEMORY) from None
 
     return run
 

@@ -122,3 +122,39 @@ def test_text_arguments_are_utf_8_in_any_locale(locale: dict[str, str], text: st
     program = "import sys; from edgeinfer.cli.console import text_argument as t; assert t('x', sys.argv[1]) == t('x', ascii_free) == ascii_free"
     program = program.replace("ascii_free", ascii(text))
     subprocess.run([part.encode() for part in [sys.executable, "-c", program, text]], env=environment(**locale), check=True)
+
+
+def shell(command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs `command` in a shell, where "$@" is the command line."""
+    return subprocess.run(["/bin/sh", "-c", command, "sh", *EDGEINFER], env=environment(**more), capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", ["list", "list --json"])
+def test_a_full_disk_is_one_line(arguments: str) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    ran = shell(f'"$@" {arguments} > /dev/full')
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == b"edgeinfer: error: the output cannot be written: No space left on device"
+    assert b"Traceback" not in ran.stderr and b"Exception ignored" not in ran.stderr
+
+
+def test_notes_never_go_to_standard_output_when_standard_error_is_closed(tmp_path: Path) -> None:
+    with_both = shell('"$@" list', EDGEINFER_HOME=str(tmp_path))
+    without = shell('"$@" list 2>&-', EDGEINFER_HOME=str(tmp_path))
+    assert b"folder: " in with_both.stderr and b"folder: " not in with_both.stdout
+    assert (without.returncode, without.stdout, without.stderr) == (0, with_both.stdout, b"")
+
+
+def test_closed_standard_output_is_no_defect() -> None:
+    ran = shell('"$@" list >&-')
+    assert ran.returncode == 0 and ran.stderr.startswith(b"folder: ") and ran.stderr.count(b"\n") == 1
+
+
+def test_closed_standard_input_is_empty_input(tmp_path: Path) -> None:
+    """The model is opened while descriptor 0 is free, so that it must not become what is read as the text."""
+    from tests.support.tiny_models import tiny_llama
+
+    tiny = tiny_llama(tmp_path / "tiny.gguf")
+    ran = shell(f'"$@" tokenize {tiny} - --json <&-')
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b'{"token_ids": [], "pieces": []}\n', b"")

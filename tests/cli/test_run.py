@@ -105,3 +105,13 @@ def test_a_prompt_of_undecodable_bytes_is_refused(command: Command, engine: Any)
 def test_missing_arguments_are_named(command: Command) -> None:
     ended = command("run", "m.gguf")
     assert ended.code == 2 and "--prompt" in ended.err
+
+
+def test_refused_memory_is_one_line(command: Command, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "stream", refused)
+    ended = command("run", "m.gguf", "-p", "a")
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.startswith("edgeinfer: error: the system refused more memory") and ended.err.count("\n") == 1
