@@ -117,7 +117,7 @@ def read_request(number: int, line: str, defaults: dict[str, Any]) -> Request:
         value = json.loads(text_argument(f"line {number}", line))
         if not isinstance(value, dict):
             raise InvalidRequestError(f"line {number} is {type(value).__name__}, but must be a JSON object")
-        identifier = value.pop("id", None)
+        identifier = checked_identifier(number, value.pop("id", None))
         prompt, messages = value.pop("prompt", None), value.pop("messages", None)
         if (prompt is None) == (messages is None):
             raise InvalidRequestError(f"line {number} must have either 'prompt' or 'messages'")
@@ -130,6 +130,19 @@ def read_request(number: int, line: str, defaults: dict[str, Any]) -> Request:
         return Request(number, error=InvalidRequestError(f"line {number} is not JSON: {error}"))
     except (InvalidRequestError, TypeError) as error:
         return Request(number, identifier, error=error)
+
+
+def checked_identifier(number: int, identifier: Any) -> Any:
+    """`identifier` as it came. Raises InvalidRequestError for one that no line of JSON can hand back: Python reads NaN and 1e999, which are no JSON."""
+    import json
+
+    from edgeinfer.core.errors import InvalidRequestError
+
+    try:
+        json.dumps(identifier, allow_nan=False)
+    except ValueError:
+        raise InvalidRequestError(f"line {number} has an 'id' with a number that JSON cannot hold (NaN or an infinity); use a text or a whole number") from None
+    return identifier
 
 
 def windows(requests: Iterable[Request]) -> Iterator[list[Request]]:

@@ -50,6 +50,8 @@ def test_lines_override_the_options(command: Command, engine: Any, tmp_path: Pat
         ({"id": 1, "prompt": "a", "temperature": -1}, "temperature is -1"),
         ({"id": 1, "prompt": "a", "max_tokens": "many"}, "max_tokens is 'many'"),
         ({"id": 1, "prompt": "a", "stop": 5}, "stop is 5; it must be a text"),
+        ('{"id": NaN, "prompt": "a"}', "a number that JSON cannot hold"),
+        ('{"id": [1e999], "prompt": "a"}', "a number that JSON cannot hold"),
         ({"id": 1, "prompt": "explode"}, "this prompt explodes"),
         ({"id": 1, "prompt": "too long"}, "the prompt has 9 tokens"),
     ],
