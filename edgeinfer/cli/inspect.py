@@ -22,20 +22,25 @@ def inspect(
     context: options.Context = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a model's metadata, tensors and memory plan, or its program."""
+    """Show what is in a model file. Metadata, tensors and memory plan, or its program."""
     from edgeinfer.cards import resolve_model
+    from edgeinfer.cli.console import print_json
+    from edgeinfer.engine.inputs import checked_option
     from edgeinfer.gguf.reader import GGUFFile
 
+    checked_option("context", context, 2)
     path = resolve_model(model)
     with GGUFFile.open(path) as file:
         if program:
             from edgeinfer.model.build import build_program
             from edgeinfer.model.rewrite import fuse
 
-            print(fuse(build_program(file)), end="")
+            listing = str(fuse(build_program(file)))
+            if as_json:
+                print_json({"program": listing.splitlines()})
+            else:
+                print(listing, end="")
         elif as_json:
-            from edgeinfer.cli.console import print_json
-
             print_json(describe(file, context))
         else:
             show(file, context)

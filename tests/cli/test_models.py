@@ -66,6 +66,12 @@ def test_inspect_prints_the_program(command: Command, tiny: Path) -> None:
     assert lines[0].split()[0] == "0" and any("rms_norm" in line for line in lines) and "logits" in lines[-1]
 
 
+def test_inspect_prints_the_program_as_json(command: Command, tiny: Path) -> None:
+    listing = command("inspect", str(tiny), "--program").out.splitlines()
+    ended = command("inspect", str(tiny), "--program", "--json")
+    assert json.loads(ended.out.splitlines()[-1]) == {"program": listing} and len(listing) > 5
+
+
 def test_inspect_of_hostile_texts_stays_on_its_lines(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "hostile.gguf"
     write_gguf(path, {"general.architecture": "llama", "general.name": "\x1b[31mred\nsecond \u202e line", "x.nan": float("nan")}, {})
@@ -92,3 +98,11 @@ def test_tokenize_switches(command: Command, tiny: Path) -> None:
     plain = json.loads(command("tokenize", str(tiny), "a", "--json").out)["token_ids"]
     special = json.loads(command("tokenize", str(tiny), "a", "--add-special", "--json").out)["token_ids"]
     assert special[-len(plain) :] == plain and len(special) == len(plain) + 1
+
+
+@pytest.mark.parametrize("context", ["0", "-5", "1"])
+@pytest.mark.parametrize("switch", ["--json", "--program"])
+def test_inspect_refuses_the_contexts_that_loading_refuses(command: Command, tiny: Path, context: str, switch: str) -> None:
+    ended = command("inspect", str(tiny), "--context", context, switch)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"context is {context}; it must be a whole number of at least 2" in ended.err
