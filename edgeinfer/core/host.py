@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.core import env
+from edgeinfer.core.errors import InvalidRequestError
 
+MAXIMUM_THREADS = 256  # the worker pool has places for so many
 _ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
 # A core counts as big from these shares of the largest one on. Capacities differ by a factor of two and more between the kinds of a board (RK3588:
@@ -196,11 +198,14 @@ def usable_cores(root: Path = _ROOT, affinity: Collection[int] | None = None) ->
 def worker_threads(threads: int | None = None, environment: Mapping[str, str] | None = None) -> UsableCores:
     """`usable_cores`, unless the caller or EDGEINFER_THREADS says how many: an explicit number wins, even above what the machine has.
 
-    Raises InvalidRequestError when EDGEINFER_THREADS is no whole number of at least 1.
+    Raises InvalidRequestError when EDGEINFER_THREADS is no whole number of at least 1, and for more than MAXIMUM_THREADS.
     """
     found = usable_cores()
     for wanted, reason in ((threads, "asked for"), (env.positive_integer("EDGEINFER_THREADS", environment), "EDGEINFER_THREADS")):
         if wanted is not None:
+            if wanted > MAXIMUM_THREADS:
+                found_as = "threads is" if reason == "asked for" else f"environment variable {reason} is"
+                raise InvalidRequestError(f"{found_as} {wanted}; at most {MAXIMUM_THREADS} are possible, and {found.count} make sense here ({found.reason})")
             return UsableCores(wanted, reason, found.cpus[:wanted], (Limit(wanted, reason), *found.limits))
     return found
 

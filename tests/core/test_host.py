@@ -187,6 +187,17 @@ def test_an_explicit_number_of_threads_wins() -> None:
         host.worker_threads(None, {"EDGEINFER_THREADS": "all"})
 
 
+def test_more_threads_than_the_pool_has_places_are_refused() -> None:
+    from kernels_numba.executor.workers import MAXIMUM_WORKERS
+
+    assert host.MAXIMUM_THREADS == MAXIMUM_WORKERS
+    assert host.worker_threads(MAXIMUM_WORKERS, {}).count == MAXIMUM_WORKERS
+    with pytest.raises(InvalidRequestError, match="threads is 257; at most 256 are possible"):
+        host.worker_threads(257, {})
+    with pytest.raises(InvalidRequestError, match="EDGEINFER_THREADS is 99999; at most 256"):
+        host.worker_threads(None, {"EDGEINFER_THREADS": "99999"})
+
+
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:          100000 kB\nMemAvailable:    8000000 kB"
 MB = 1_000_000
 
