@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeinfer.backends.base import Backend, BackendOptions
-from edgeinfer.core.errors import BackendUnavailableError
+from edgeinfer.core.errors import UnknownChoiceError
 
 BACKENDS = ("numba", "llamacpp", "fake")
 
 
 def load_backend(name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> Backend:
-    """Loads `model` on the backend `name`; raises BackendUnavailableError for an unknown or missing one, or the model's own errors.
+    """Loads `model` on the backend `name`; raises UnknownChoiceError for an unknown one, BackendUnavailableError for a missing one, or the model's
+    own errors.
 
     `progress` is called with the bytes that are loaded and those there are, by backends that take their time.
     """
@@ -28,4 +29,4 @@ def load_backend(name: str, model: Path, options: BackendOptions, progress: Call
         from edgeinfer.backends.fake import FakeBackend
 
         return FakeBackend.load(model, options)
-    raise BackendUnavailableError(f"there is no backend named {name!r}; choose one of {', '.join(BACKENDS)}")
+    raise UnknownChoiceError(f"there is no backend named {name!r}; choose one of {', '.join(BACKENDS)}")

@@ -79,6 +79,12 @@ class BackendUnavailableError(EdgeInferError):
     """The backend asked for is unknown, or what it needs is not installed or does not work on this machine."""
 
 
+class UnknownChoiceError(BackendUnavailableError):
+    """A backend or an instruction set that does not exist, or that this processor lacks, was asked for by name."""
+
+    exit_code = 2
+
+
 class NonFiniteError(EdgeInferError):
     """A step produced an infinity or a NaN (an overflow in the cache type, a damaged weight)."""
 

@@ -106,3 +106,16 @@ def test_inspect_refuses_the_contexts_that_loading_refuses(command: Command, tin
     ended = command("inspect", str(tiny), "--context", context, switch)
     assert (ended.code, ended.out) == (2, "")
     assert f"context is {context}; it must be a whole number of at least 2" in ended.err
+
+
+@pytest.mark.parametrize("switch", [["--backend", "cuda"], ["--threads", "100000"]])
+def test_choices_that_do_not_exist_are_wrong_input(command: Command, tiny: Path, switch: list[str]) -> None:
+    ended = command("run", str(tiny), "-p", "a", *switch)
+    assert (ended.code, ended.out) == (2, "")
+    assert switch[1] in ended.err and ended.err.count("\n") == 1
+
+
+def test_an_instruction_set_that_does_not_exist_is_wrong_input(command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEINFER_ISA", "sse9")
+    ended = command("run", str(tiny), "-p", "a")
+    assert ended.code == 2 and "'sse9' cannot be used on this machine" in ended.err and ended.err.count("\n") == 1

@@ -15,7 +15,7 @@ from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, pag
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
 from edgeinfer.core import env, host
-from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, NonFiniteError
+from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
@@ -37,7 +37,7 @@ DEFAULT_CACHED_CONTEXTS = 4
 
 
 def choose_level(forced: str | None = None) -> Level:
-    """The best level that this machine has, or the one forced by the option or EDGEINFER_ISA. Raises BackendUnavailableError if it cannot run here."""
+    """The best level that this machine has, or the one forced by the option or EDGEINFER_ISA. Raises UnknownChoiceError if it cannot run here."""
     architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     usable = usable_levels(architecture, host.instruction_sets())
     if not usable:
@@ -49,7 +49,7 @@ def choose_level(forced: str | None = None) -> Level:
         if wanted in (level.name, level.name.split("_", 1)[1]):
             return level
     known = ", ".join(level.name for level in LEVELS)
-    raise BackendUnavailableError(
+    raise UnknownChoiceError(
         f"the instruction set {wanted!r} cannot be used on this machine; it can run {', '.join(level.name for level in usable)} (all levels: {known})"
     )
 
