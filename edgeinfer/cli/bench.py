@@ -21,7 +21,7 @@ def bench(
     write: Annotated[Path | None, typer.Option("--write", help="folder to write DATE-MODEL.json into")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure prefill, decode, time to first token and memory of our engine and its peers, in alternating rounds, each in its own process."""
+    """Measure speed and memory beside peers. Prefill, decode and time to first token, in alternating rounds, each in its own process."""
     from rich.console import Console
 
     from edgeinfer.benchmark.display import print_result

@@ -15,7 +15,7 @@ NOTABLE_FLAGS = (
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Show the machine, the versions, the folders and the choices that follow from them."""
+    """Show what was found on this machine. Versions, folders, and the choices that follow from them."""
     from edgeinfer.cli.console import print_json, print_table
 
     report = examine()

@@ -8,7 +8,7 @@ import typer
 
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False) -> None:
-    """Show the models that edgeinfer knows by name, and which of them are here."""
+    """Show the models known by name. The last column says which are here."""
     from edgeinfer.cards import load_cards, local_state
     from edgeinfer.cli.console import megabytes, note, print_json, print_table
     from edgeinfer.core.home import models_path

@@ -16,7 +16,7 @@ def tokenize(
     parse_special: Annotated[bool, typer.Option("--parse-special", help="names of special tokens in the text become those tokens")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print the token ids of a text, and what each stands for."""
+    """Print the token ids of a text. Beside each, what it stands for."""
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import print_json, print_table, text_argument
     from edgeinfer.cli.run import read_standard_input

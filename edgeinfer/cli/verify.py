@@ -19,7 +19,7 @@ def verify(
     without_oracle: Annotated[bool, typer.Option("--without-oracle", help="leave llama.cpp out")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare our kernels with llama.cpp and the NumPy reference: token ids, divergence, perplexity, greedy generation.
+    """Compare with llama.cpp and a reference. Token ids, divergence, perplexity and greedy generation are compared.
 
     Ends with 0 when every bar that could be judged holds, and with 1 when one is missed.
     """

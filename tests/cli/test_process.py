@@ -124,6 +124,12 @@ def test_text_arguments_are_utf_8_in_any_locale(locale: dict[str, str], text: st
     subprocess.run([part.encode() for part in [sys.executable, "-c", program, text]], env=environment(**locale), check=True)
 
 
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    ran = subprocess.run([*EDGEINFER, "--help"], env=environment(COLUMNS="80"), capture_output=True, text=True, check=True)
+    commands = ran.stdout.split("Commands:")[1]
+    assert "verify" in commands and "..." not in commands
+
+
 def shell(command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
     """Runs `command` in a shell, where "$@" is the command line."""
     return subprocess.run(["/bin/sh", "-c", command, "sh", *EDGEINFER], env=environment(**more), capture_output=True, timeout=120)
