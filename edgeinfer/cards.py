@@ -215,6 +215,8 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
         raise ModelNotFoundError(f"{text!r} is not a regular file, but a GGUF file is needed")
     if path.is_symlink():
         raise ModelNotFoundError(f"{text!r} is a link to {os.readlink(path)!r}, which does not exist")
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text):
+        raise ModelNotFoundError(f"{text!r} is an address, and only `edgeinfer pull` opens connections; download the file and give its path")
     if _looks_like_path(text):
         raise ModelNotFoundError(f"no such file: {text!r}")
     raise ModelNotFoundError(f"{text!r} is neither a file nor a model card{_suggestion(text, cards)}")

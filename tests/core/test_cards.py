@@ -168,3 +168,9 @@ def test_a_missing_path_with_invalid_unicode_has_a_printable_message() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         cards.resolve_model(os.fsdecode(b"/bad\xff.gguf"))
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["https://models.example/x/y.gguf", "hf://x/y"])
+def test_an_address_is_not_taken_for_a_path(text: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="is an address, and only `edgeinfer pull` opens connections"):
+        cards.resolve_model(text)
