@@ -70,9 +70,10 @@ class KernelStore:
         self.level = level
         self.compilers = compilers
         self.directory = directory / source_digest() / level.name if directory is not None else None
-        if directory is not None and not _make_own(directory, source_digest(), level.name):
+        obstacle = _make_own(directory, source_digest(), level.name) if directory is not None else None
+        if obstacle is not None:
             warnings.warn(
-                f"{directory} cannot be used for compiled kernels (it must be a folder of yours that nobody else can write to); "
+                f"{directory} cannot be used for compiled kernels ({obstacle}); "
                 "kernels are compiled again in each process. Choose another folder with EDGEINFER_CACHE.",
                 stacklevel=2,
             )
@@ -210,15 +211,17 @@ class KernelStore:
             warnings.warn(f"compiled kernels could not be kept in {self.directory}: {error}", stacklevel=2)
 
 
-def _make_own(directory: Path, *inner: str) -> bool:
-    """Whether the folder and the ones inside of it exist (made if need be), are ours and are writable by nobody else. Read-only folders of ours are fine."""
+def _make_own(directory: Path, *inner: str) -> str | None:
+    """Makes the folder and the ones inside of it, if need be. None when they exist, are ours and are writable by nobody else (read-only folders of ours
+    are fine), otherwise what is in the way.
+    """
     folders = [directory.joinpath(*inner[:depth]) for depth in range(len(inner) + 1)]
     for folder in folders:
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # others may read: root fills a cache when an image is built, a service uses it
             information = folder.stat()
-        except OSError:
-            return False
+        except OSError as error:
+            return error.strerror or str(error)
         if information.st_uid not in (os.getuid(), 0) or information.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return False
-    return True
+            return "it must be a folder of yours that nobody else can write to"
+    return None

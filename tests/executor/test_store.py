@@ -151,7 +151,7 @@ def test_without_a_folder_kernels_live_in_memory() -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning, match="cannot be used for compiled kernels"):
+    with pytest.warns(UserWarning, match=r"cannot be used for compiled kernels \(Not a directory\)"):
         store = KernelStore(lowest_level(), tmp_path / "file" / "kernels")
     adds(store)
 
