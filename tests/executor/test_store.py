@@ -144,6 +144,16 @@ def test_a_folder_of_somebody_else_is_not_trusted(folder: Path, monkeypatch: pyt
         assert KernelStore(lowest_level(), folder).directory is None
 
 
+def test_a_folder_that_root_filled_is_used_by_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root compiles while an image is built; the service that runs it may read the folder and write nowhere."""
+    if folder.stat().st_uid != 0:
+        pytest.skip("only root can fill a folder as root")
+    monkeypatch.setattr(store_module.os, "getuid", lambda: 12345)
+    assert quiet(folder).compiled == []
+    assert all(path.stat().st_mode & 0o005 == 0o005 for path in [folder, *folder.rglob("*")] if path.is_dir())
+    assert all(path.stat().st_mode & 0o004 for path in objects(folder))
+
+
 def test_without_a_folder_kernels_live_in_memory() -> None:
     store = quiet(None)
     assert store.directory is None and store.compiled == [ADD.symbol]
