@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -291,10 +292,20 @@ def _pip_failure(package: str, log: str) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:] or ["it said nothing"]
+    reason = _broken_connection(lines) or errors[-1].removeprefix("ERROR: ")
     return (
-        f"pip could not fetch {package} ({errors[-1].removeprefix('ERROR: ')}); a package index or a mirror of it must be reachable, "
+        f"pip could not fetch {package} ({reason}); a package index or a mirror of it must be reachable, "
         "or a folder of wheels be named by PIP_FIND_LINKS (with PIP_NO_INDEX=1)"
     )
+
+
+def _broken_connection(lines: list[str]) -> str | None:
+    """Why pip could not reach an index, from its warnings; None when it could. Its errors then claim that no such distribution exists."""
+    broken = [found for line in lines if (found := re.search(r"after connection broken by '(\w+)\(", line))]
+    if not broken:
+        return None
+    numbered = re.search(r"\[Errno -?\d+\] [^'\")]+", broken[-1].string)
+    return f"no connection to the package index: {numbered.group() if numbered else broken[-1].group(1)}"
 
 
 def _append_member(wheel: Path, pattern: str, output: BinaryIO, room: int) -> int:

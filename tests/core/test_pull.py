@@ -329,3 +329,17 @@ def test_pip_s_failure_is_told(real_pip: None, wheels: Path, card: cards.Card) -
     (wheels / "tiny_part0-1.0-py3-none-any.whl").unlink()
     with pytest.raises(PullError, match=r"could not fetch tiny-part0==1\.0 \(No matching distribution .*PIP_FIND_LINKS"):
         pull.pull(card)
+
+
+def test_an_index_that_cannot_be_reached_is_not_called_a_missing_package() -> None:
+    """pip says so in a warning, and then claims that there is no such distribution."""
+    warning = (
+        "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection broken by "
+        "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7fc9>: Failed to establish a new connection: {}')': /simple/x/"
+    )
+    claim = "ERROR: Could not find a version that satisfies the requirement x==1 (from versions: none)\nERROR: No matching distribution found for x==1\n"
+    refused = pull._pip_failure("x==1", warning.format("[Errno 111] Connection refused") + "\n" + claim)
+    assert "(no connection to the package index: [Errno 111] Connection refused)" in refused and "No matching" not in refused
+    unknown = pull._pip_failure("x==1", warning.format("no reason") + "\n" + claim)
+    assert "(no connection to the package index: NewConnectionError)" in unknown
+    assert "(No matching distribution found for x==1)" in pull._pip_failure("x==1", claim)
