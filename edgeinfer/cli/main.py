@@ -10,7 +10,7 @@ import typer
 from edgeinfer.cli.batch import batch
 from edgeinfer.cli.bench import bench
 from edgeinfer.cli.chat import chat
-from edgeinfer.cli.console import INTERRUPTED, guarded, prepare_streams
+from edgeinfer.cli.console import guarded, prepare_streams
 from edgeinfer.cli.doctor import doctor
 from edgeinfer.cli.inspect import inspect
 from edgeinfer.cli.list import list_models
@@ -62,10 +62,7 @@ for _name, _command in COMMANDS.items():
 def main() -> None:
     """Run the command line; ends the process with an exit code: 0, 1 (failed), 2 (wrong input), 3 (memory), 130 (Ctrl-C), 141 (reader gone)."""
     prepare_streams()
-    try:
-        app()
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+    guarded(app)()  # commands are guarded themselves, before typer sees their errors; this is for help, version and wrong usage
 
 
 if __name__ == "__main__":

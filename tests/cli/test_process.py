@@ -135,7 +135,7 @@ def shell(command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["/bin/sh", "-c", command, "sh", *EDGEINFER], env=environment(**more), capture_output=True, timeout=120)
 
 
-@pytest.mark.parametrize("arguments", ["list", "list --json"])
+@pytest.mark.parametrize("arguments", ["list", "list --json", "--help", "--version"])
 def test_a_full_disk_is_one_line(arguments: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
