@@ -22,8 +22,11 @@ install:
 environment:
 	@tools/install.sh dev
 
+# Through the environment and unexpanded: quotes, dollars and backticks of a prompt are text, neither make's nor the shell's.
+run: export RUN_MODEL := $(value MODEL)
+run: export RUN_PROMPT := $(value PROMPT)
 run:
-	@tools/first_run.sh "$(MODEL)" "$(PROMPT)"
+	@tools/first_run.sh "$$RUN_MODEL" "$$RUN_PROMPT"
 
 # make prepare-tests   development tools, llama-cpp-python where a C++ compiler exists, its vocabularies, the real models
 prepare-tests: environment
