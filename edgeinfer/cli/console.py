@@ -138,7 +138,11 @@ def loading(model: str, backend: str, context: int | None, threads: int | None) 
     """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
     from edgeinfer import Engine
     from edgeinfer.core.home import kernel_cache_path
+    from edgeinfer.core.host import usable_cores, worker_threads
 
+    wanted, sensible = worker_threads(threads), usable_cores()
+    if wanted.count > sensible.count:
+        note(f"edgeinfer: warning: {wanted.count} threads ({wanted.reason}) wait for each other on {sensible.count} cores ({sensible.reason}): this is slow")
     watched = is_terminal(sys.stderr)
     if watched:
         kernels = kernel_cache_path()

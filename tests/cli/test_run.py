@@ -115,3 +115,15 @@ def test_refused_memory_is_one_line(command: Command, engine: Any, monkeypatch: 
     ended = command("run", "m.gguf", "-p", "a")
     assert (ended.code, ended.out) == (3, "")
     assert ended.err.startswith("edgeinfer: error: the system refused more memory") and ended.err.count("\n") == 1
+
+
+def test_more_threads_than_cores_are_warned_of(command: Command, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeinfer.core import host
+
+    monkeypatch.delenv("EDGEINFER_THREADS", raising=False)
+    monkeypatch.setattr(host, "usable_cores", lambda: host.UsableCores(2, "2 processors", (0, 1), ()))
+    ended = command("run", "m.gguf", "-p", "a", "--threads", "3")
+    assert (ended.code, ended.out) == (0, "A")
+    assert ended.err.startswith("edgeinfer: warning: 3 threads (asked for) wait for each other on 2 cores (2 processors): this is slow\n")
+    for arguments in (["--threads", "2"], []):
+        assert "warning" not in command("run", "m.gguf", "-p", "a", *arguments).err
