@@ -8,7 +8,8 @@ from pathlib import Path
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.core.errors import UnknownChoiceError
 
-BACKENDS = ("numba", "llamacpp", "fake")
+BACKENDS = ("numba", "llamacpp")
+"""What people choose from. `fake` exists for tests."""
 
 
 def load_backend(name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> Backend:
