@@ -11,7 +11,7 @@ from edgeinfer.cli import options
 
 def verify(
     model: options.Model,
-    tokens: Annotated[int, typer.Option("--tokens", help="tokens of running text to compare, at least; a few hundred are too few to judge perplexities by")] = 2112,
+    tokens: Annotated[int, typer.Option("--tokens", help="tokens of running text to compare, at least; some hundreds are too few for perplexities")] = 2112,
     greedy_tokens: Annotated[int, typer.Option("--greedy-tokens", help="tokens to generate after each of ten prompts")] = 64,
     backend: options.BackendName = "numba",
     threads: options.Threads = None,
