@@ -34,6 +34,8 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
         "data_bytes": layout.data_bytes,
         "record_bytes": layout.record_bytes,
         "record_lines": layout.record_bytes // 64,
+        "header_lines": layout.header_bytes // 64,
+        "data_lines": layout.data_bytes // 64,
         "zero_shift": layout.zero_shift,
         "zero": 1 << layout.zero_shift if layout.zero_shift else 0,
         "unpack": layout.unpack,
