@@ -46,10 +46,7 @@ class Divergence:
 
     @property
     def within_error(self) -> bool:
-        """Whether the errors measured at this place, together, explain the divergence.
-
-        Together, because llama.cpp's logits of one token alone and of a whole prompt differ a little, and it generates with the former.
-        """
+        """Whether the errors measured at this place, together, explain the divergence. They do if both engines generate what their logits say."""
         return abs(self.reference_gap) <= self.our_gap_error + self.oracle_gap_error
 
 

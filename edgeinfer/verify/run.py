@@ -83,13 +83,13 @@ def verify_model(model: Path, options: VerifyOptions, stage: Stage = lambda labe
         pairs = [pair for pair in PAIRS if set(pair) <= set(sources)]
         with clock.part("teacher forcing"):
             forced = teacher_force(chunks, sources, pairs, stage("teacher forcing", sum(len(chunk.targets) for chunk in chunks)))
+        descriptions = {OURS: ours.capabilities.description, REFERENCE: "NumPy, float64 sums, weights as the file stores them"}
         greedy = None
         if oracle is not None:
-            with clock.part("greedy"):
-                greedy = _compare_greedy(leading, ours, oracle, reference, options, stage)
-        descriptions = {OURS: ours.capabilities.description, REFERENCE: "NumPy, float64 sums, weights as the file stores them"}
-        if oracle is not None:
             descriptions[ORACLE] = oracle.capabilities.description
+            oracle.close()
+            with clock.part("greedy"), _open_oracle(model, options, chunk=1) as single:
+                greedy = _compare_greedy(leading, ours, single, reference, options, stage)
     clock.seconds["of teacher forcing, the reference"] = forced.seconds[REFERENCE]
     return VerifyReport(model.stem, options.backend, descriptions, token_ids, forced, greedy, clock.seconds, tuple(notes))
 
@@ -101,17 +101,23 @@ def _load_ours(model: Path, options: VerifyOptions) -> Engine:
 
 
 def _load_oracle(model: Path, options: VerifyOptions, notes: list[str]) -> Engine | None:
-    """llama.cpp at its most exact (float32 cache, flash attention off), or None with a note that says why not."""
-    from edgeinfer import Engine
-
+    """llama.cpp, or None with a note that says why not."""
     if not options.with_oracle:
         notes.append("llama.cpp was left out as asked: no token ids and no greedy generation were compared")
         return None
     try:
-        return Engine.load(model, backend="llamacpp", context=_context(options), threads=options.threads, cache_type="f32")
+        return _open_oracle(model, options)
     except BackendUnavailableError as error:
         notes.append(f"without llama.cpp no token ids and no greedy generation were compared: {error}")
         return None
+
+
+def _open_oracle(model: Path, options: VerifyOptions, chunk: int | None = None) -> Engine:
+    """llama.cpp at its most exact: float32 cache, flash attention off. With `chunk` 1 it takes one token a step whatever is asked of it, because it gives
+    other logits for a token alone than for the same token in a prompt, and an error must be measured on those that it generates with."""
+    from edgeinfer import Engine
+
+    return Engine.load(model, backend="llamacpp", context=_context(options), threads=options.threads, cache_type="f32", chunk=chunk)
 
 
 def _context(options: VerifyOptions) -> int:
