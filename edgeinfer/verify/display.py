@@ -77,16 +77,16 @@ def _greedy_table(greedy: tuple[GreedyComparison, ...]) -> Table:
     from rich.text import Text
 
     table = _table("Greedy generation, ours and llama.cpp; where they part, the reference's gap between the two tokens, and the errors of that gap")
-    for column in ("prompt", "agreed", "gap", "error\nours", "error\nllama.cpp", "within"):
+    for column in ("prompt", "agreed", "gap", "error\nours", "error\nllama.cpp", "usual\nerror", "within"):
         table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
     for item in greedy:
         agreed = f"{item.agreed}/{item.tokens}"
-        prompt = Text(item.prompt.replace("\n", " ")[:28])
+        prompt = Text(item.prompt.replace("\n", " ")[:22])
         if item.divergence is None:
             table.add_row(prompt, agreed)
             continue
         parted = item.divergence
-        errors = [f"{parted.our_gap_error:.4f}", f"{parted.oracle_gap_error:.4f}"]
+        errors = [f"{parted.our_gap_error:.4f}", f"{parted.oracle_gap_error:.4f}", f"{parted.usual_gap_error:.4f}"]
         table.add_row(prompt, agreed, f"{parted.reference_gap:+.4f}", *errors, "yes" if parted.within_error else "NO")
     return table
 

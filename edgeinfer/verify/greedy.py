@@ -1,7 +1,8 @@
 """Greedy generation, ours against the oracle's: how long they agree, and whether where they part is within the errors that are measured there.
 
-At a divergence the reference tells how close the race was: its gap between the two tokens. Two engines that compute the same model may part only
-where that gap is smaller than their errors on it; a larger gap means that one of them computed something else.
+At a divergence the reference tells how close the race was: its gap between the two tokens. Whichever engine the reference contradicts must have erred by
+at least that gap, so the gap is compared with two things: with the errors of the gap as measured there, which fails for an engine that generates something
+else than its logits say; and with the errors of other tokens at the same place, which fails for an engine that is wrong about these two alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ import numpy as np
 
 from edgeinfer.verify.metrics import Logits
 from edgeinfer.verify.teacher_forcing import LogitSource
+
+COMPARED_TOKENS = 64
+"""Tokens, the best by the reference, whose errors tell what is usual at a place."""
+SPREAD_LIMIT = 3.0
+"""Standard deviations of the error of a gap that a divergence may need."""
 
 
 class GreedySource(LogitSource, Protocol):
@@ -33,6 +39,8 @@ class Divergence:
     oracle_gap: float
     our_error: float  # largest |ours - reference| on the two logits
     oracle_error: float
+    our_spread: float  # standard deviation of (ours - reference) over the reference's best tokens but these two
+    oracle_spread: float
 
     @property
     def our_gap_error(self) -> float:
@@ -45,9 +53,15 @@ class Divergence:
         return abs(self.oracle_gap - self.reference_gap)
 
     @property
+    def usual_gap_error(self) -> float:
+        """Standard deviation of a gap's error, at this place and on other tokens, of the engine that the reference contradicts here."""
+        return float(np.sqrt(2.0)) * (self.oracle_spread if self.reference_gap > 0 else self.our_spread)
+
+    @property
     def within_error(self) -> bool:
-        """Whether the errors measured at this place, together, explain the divergence. They do if both engines generate what their logits say."""
-        return abs(self.reference_gap) <= self.our_gap_error + self.oracle_gap_error
+        """Whether the errors measured at this place explain the divergence: those of the two tokens together, and SPREAD_LIMIT times the usual one."""
+        gap = abs(self.reference_gap)
+        return gap <= self.our_gap_error + self.oracle_gap_error and gap <= SPREAD_LIMIT * self.usual_gap_error
 
 
 @dataclass(frozen=True)
@@ -85,9 +99,9 @@ def compare_greedy(prompt: str, token_ids: Sequence[int], count: int, ours: Gree
     if agreed < len(our_tokens):
         common = forced[: len(token_ids) + agreed]
         pair = [our_tokens[agreed], oracle_tokens[agreed]]
-        mine = our_row[pair]
-        theirs = row_at(oracle, common, len(common) - 1)[pair]
-        true = row_at(reference, common, len(common) - 1)[pair]
+        oracle_row = row_at(oracle, common, len(common) - 1)
+        reference_row = row_at(reference, common, len(common) - 1)
+        mine, theirs, true = our_row[pair], oracle_row[pair], reference_row[pair]
         divergence = Divergence(
             our_token=pair[0],
             oracle_token=pair[1],
@@ -96,8 +110,17 @@ def compare_greedy(prompt: str, token_ids: Sequence[int], count: int, ours: Gree
             oracle_gap=float(theirs[0] - theirs[1]),
             our_error=float(np.abs(mine - true).max()),
             oracle_error=float(np.abs(theirs - true).max()),
+            our_spread=_spread(our_row, reference_row, pair),
+            oracle_spread=_spread(oracle_row, reference_row, pair),
         )
     return GreedyComparison(prompt, len(our_tokens), agreed, same, divergence)
+
+
+def _spread(row: Logits, reference: Logits, pair: Sequence[int]) -> float:
+    """Standard deviation of row - reference over the reference's best tokens without `pair`, which is what is to be judged by it."""
+    best = np.argsort(-reference, kind="stable")[: COMPARED_TOKENS + len(pair)]
+    others = best[~np.isin(best, pair)][:COMPARED_TOKENS]
+    return float((row[others] - reference[others]).std())
 
 
 def _replay(source: LogitSource, forced: Sequence[int], generated: Sequence[int], first: int, wanted: int) -> tuple[bool, Logits]:

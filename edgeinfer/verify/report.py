@@ -163,6 +163,7 @@ def _greedy_json(item: GreedyComparison) -> dict[str, Any]:
             "oracle_gap_error": parted.oracle_gap_error,
             "our_error": parted.our_error,
             "oracle_error": parted.oracle_error,
+            "usual_gap_error": parted.usual_gap_error,
             "within_error": parted.within_error,
         },
     }

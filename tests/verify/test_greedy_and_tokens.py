@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from edgeinfer.verify.greedy import compare_all_greedy, compare_greedy
@@ -48,6 +49,25 @@ def test_a_broken_decode_path_is_not_explained() -> None:
     found = compare_greedy("p", [3, 4], 30, _WrongDecode(), FakeEngine(), FakeEngine())
     assert not found.same_as_logits
     assert found.divergence is not None and not found.divergence.within_error
+
+
+class _WrongAboutOneToken(FakeEngine):
+    """Right about everything but token 7, and consistent with itself: its generated tokens are the arg-maxima of its logits."""
+
+    def row(self, token_ids: Sequence[int], position: int) -> np.ndarray:
+        row = super().row(token_ids, position).copy()
+        row[7] += 4.0
+        return row
+
+
+@pytest.mark.parametrize("wrong", ["ours", "oracle"])
+def test_an_error_on_the_two_tokens_alone_is_not_explained(wrong: str) -> None:
+    engines = (_WrongAboutOneToken(0.01, seed=1), FakeEngine(0.01, seed=2))
+    ours, oracle = engines if wrong == "ours" else engines[::-1]
+    found = compare_greedy("p", [3, 4], 30, ours, oracle, FakeEngine())
+    assert found.same_as_logits and found.divergence is not None
+    assert abs(found.divergence.reference_gap) <= found.divergence.our_gap_error + found.divergence.oracle_gap_error
+    assert not found.divergence.within_error
 
 
 class _Letters:
