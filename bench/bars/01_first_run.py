@@ -2,8 +2,9 @@
 
     python bench/bars/01_first_run.py [--warm-only]
 
-Bars: `make run` says what gravity is, and the completion of "The capital of France is" names Paris; warm, the whole process of `edgeinfer run` reaches its first token within 1.5 s, of which
-loading takes under 0.3 s (medians of 5). `--warm-only` leaves out the clone and measures the environment that runs the script.
+Bars: `make run` says what gravity is, and the completion of "The capital of France is" names Paris; warm, the whole process of
+`edgeinfer run` reaches its first token within 1.5 s, of which loading takes under 0.3 s (medians of 5). `--warm-only` leaves out the clone and measures the
+environment that runs the script.
 """
 
 from __future__ import annotations
