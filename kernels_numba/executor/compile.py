@@ -8,7 +8,6 @@ symbol outside of it.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,15 +20,13 @@ from numba.core.registry import cpu_target
 from numba.core.typing.templates import AttributeTemplate, infer_getattr, signature
 from numba.extending import lower_getattr_generic, models, register_model, typeof_impl
 
+from kernels_numba.executor.link import undefined_symbols
 from kernels_numba.simd.function import KernelFunction
 from kernels_numba.simd.levels import Level
 from kernels_numba.simd.vectors import resize
 from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target, tile_tokens
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
-
-
-_SYMBOL_TABLE = 2  # the section type SHT_SYMTAB
 
 
 class KernelCompileError(RuntimeError):
@@ -314,22 +311,6 @@ def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-
-
-def undefined_symbols(code: bytes) -> list[str]:
-    """Names that an ELF object for 64-bit little-endian machines uses and does not define; the loader would take them from anywhere, or crash."""
-    sections_at, entry_bytes, count = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HH", code, 58)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + entry_bytes * index) for index in range(count)]
-    found = []
-    for _, kind, _, _, start, size, link, _, _, symbol_bytes in sections:
-        if kind != _SYMBOL_TABLE:
-            continue
-        names = sections[link][4]
-        for at in range(start + symbol_bytes, start + size, symbol_bytes):  # the first symbol is none
-            name, _, _, section = struct.unpack_from("<IBBH", code, at)
-            if section == 0:
-                found.append(code[names + name : code.index(b"\0", names + name)].decode())
-    return found
 
 
 _front_ends: dict[str, FrontEnd] = {}

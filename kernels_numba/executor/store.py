@@ -1,7 +1,9 @@
-"""The kernel store: objects of compiled kernels by (kernel, instruction-set level, source digest), made by `compile` when missing, loaded without Numba.
+"""The kernel store: compiled kernels by (kernel, instruction-set level, digest of their sources), made by `compile` when missing, loaded by mapping bytes:
+neither Numba nor llvmlite is imported for kernels that are there.
 
-A folder of the store holds native code, so it is used only if it belongs to the user and nobody else can write to it; else kernels live in memory
-alone. Each file carries a hash of its object and is replaced atomically; a damaged file is made again. Objects are loaded by llvmlite's execution engine.
+A store has one folder of its own, into which it writes, and reads ready-made ones (packs) beside it, which may be read-only. Folders hold native code, so
+they are used only if they belong to the user or to root and nobody else can write to them. Each file carries a hash of its content and is replaced
+atomically; a damaged one is made again.
 """
 
 from __future__ import annotations
@@ -17,18 +19,28 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels_numba.executor.executable import MappedCode
+from kernels_numba.executor.link import Image, link
+from kernels_numba.executor.sources import compiler_versions, sources
 from kernels_numba.simd.levels import Level
 
 if TYPE_CHECKING:
     from kernels_numba.simd.function import KernelFunction
 
-_MAGIC = b"edgeinfer-kernel-1\n"
+_MAGIC = b"edgeinfer-kernel-2\n"
+_HASH_BYTES = 32
+_STALE_AFTER = 30 * 86400.0
+"""Seconds after which an object of other sources is removed when its kernel is made again. Checkouts of several versions may share a folder."""
+
+BUILT_IN_PACK = Path(__file__).resolve().parent.parent / "pack"
+"""Kernels that travel in the wheel; `tools/kernel_pack.py` makes them."""
 
 
 @dataclass(frozen=True, order=True)
@@ -48,29 +60,27 @@ class KernelName:
         return "_".join(["edgeinfer", *self.module.split("."), self.function, *self.tags]).lower()
 
 
-def source_digest() -> str:
-    """Of everything that decides what a kernel compiles to: the sources of kernels_numba and the versions of the compilers."""
-    from importlib.metadata import version
+@dataclass(frozen=True)
+class Made:
+    """What `compile_ahead` did: the kernels asked for, the symbols of those compiled now, and the bytes that all of them take in the folder."""
 
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(f"{version('numba')} {version('llvmlite')}".encode())
-    return digest.hexdigest()[:24]
+    kernels: int
+    compiled: tuple[str, ...]
+    size: int
 
 
 class KernelStore:
-    """The kernels of one level in this process. Thread-safe. `directory` None: memory alone.
+    """The kernels of one level in this process. Thread-safe. `directory` None: what is compiled is kept in memory alone.
 
     Many missing kernels are compiled by `compilers` child processes, which also keeps Numba out of this process; where that fails, they are compiled here.
+    `packs` are looked through in their order after the store's own folder; one that does not exist is no error, one that cannot be trusted is reported.
     """
 
-    def __init__(self, level: Level, directory: Path | None, compilers: int = 1) -> None:
+    def __init__(self, level: Level, directory: Path | None, compilers: int = 1, packs: Sequence[Path] = ()) -> None:
         self.level = level
         self.compilers = compilers
-        self.directory = directory / source_digest() / level.name if directory is not None else None
-        obstacle = _make_own(directory, source_digest(), level.name) if directory is not None else None
+        self.directory = directory / level.name if directory is not None else None
+        obstacle = _make_own(directory, level.name) if directory is not None else None
         if obstacle is not None:
             warnings.warn(
                 f"{directory} cannot be used for compiled kernels ({obstacle}); "
@@ -78,9 +88,10 @@ class KernelStore:
                 stacklevel=2,
             )
             self.directory = None
+        self.packs = tuple(pack / level.name for pack in packs if _trusted_pack(pack, level.name))
         self.compiled: list[str] = []  # symbols that this process had to compile
         self._keeps = self.directory is not None  # until writing fails once
-        self._engine: Any = None
+        self._mapped: list[MappedCode] = []
         self._addresses: dict[KernelName, int] = {}
         self._lock = threading.Lock()
 
@@ -90,7 +101,6 @@ class KernelStore:
         with self._lock:
             missing = [kernel for kernel in wanted if kernel not in self._addresses]
             if missing:
-                self._compile_in_children(missing)
                 self._load(missing)
             return {kernel: self._addresses[kernel] for kernel in wanted}
 
@@ -100,18 +110,24 @@ class KernelStore:
         with self._lock:
             return sorted(self._addresses)
 
-    def compile_ahead(self, kernels: Iterable[KernelName]) -> list[str]:
+    def compile_ahead(self, kernels: Iterable[KernelName], progress: Callable[[int, int], None] | None = None) -> Made:
         """Puts the missing objects of these kernels into the folder without loading them, which works for levels that this machine cannot run.
 
-        Returns the symbols that were compiled. Raises ValueError for a store in memory alone.
+        `progress` is called with the number of kernels that are there and of those asked for. Raises ValueError for a store in memory alone, OSError when
+        the folder does not take an object.
         """
         if self.directory is None:
             raise ValueError("kernels compiled ahead need a folder to be kept in")
+        wanted = list(dict.fromkeys(kernels))
         with self._lock:
-            missing = [kernel for kernel in dict.fromkeys(kernels) if self._read(kernel) is None]
+            missing = [kernel for kernel in wanted if self._find(kernel, (self.directory,)) is None]
+            before = len(wanted) - len(missing)
+            self._compile_in_children(missing, lambda done: progress(before + done, len(wanted)) if progress is not None else None)
             for kernel in missing:
-                self._write(kernel, self._compile(kernel))
-            return [kernel.symbol for kernel in missing]
+                if not self._path(kernel).exists():
+                    self._write(kernel, self._compile(kernel), must=True)
+            size = sum(self._path(kernel).stat().st_size for kernel in wanted)
+            return Made(len(wanted), tuple(kernel.symbol for kernel in missing), size)
 
     def function(self, kernel: KernelName) -> Any:
         """The kernel as a ctypes function of int64 arguments."""
@@ -123,92 +139,168 @@ class KernelStore:
         self._write(kernel, self._compile(kernel))
 
     def _load(self, kernels: list[KernelName]) -> None:
-        import llvmlite.binding as llvm
+        places = (*((self.directory,) if self.directory is not None else ()), *self.packs)
+        images = {kernel: self._find(kernel, places) for kernel in kernels}
+        absent = [kernel for kernel, image in images.items() if image is None]
+        self._compile_in_children(absent)
+        for kernel in absent:
+            image = self._find(kernel, places[:1]) if self.directory is not None and self._path(kernel).exists() else None
+            if image is None:
+                image = self._compile(kernel)
+                self._write(kernel, image)
+            images[kernel] = image
+        whole = {kernel: image for kernel, image in images.items() if image is not None}
+        code = MappedCode([image.code for image in whole.values()])
+        self._mapped.append(code)
+        for (kernel, image), start in zip(whole.items(), code.addresses, strict=True):
+            self._addresses[kernel] = start + image.entry
 
-        if self._engine is None:
-            llvm.initialize_native_target()
-            llvm.initialize_native_asmprinter()
-            machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        for kernel in kernels:
-            code = self._read(kernel)
-            if code is None:
-                code = self._compile(kernel)
-                self._write(kernel, code)
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        for kernel in kernels:
-            self._addresses[kernel] = self._engine.get_function_address(kernel.symbol)
-
-    def _compile_in_children(self, kernels: list[KernelName]) -> None:
+    def _compile_in_children(self, kernels: list[KernelName], progress: Callable[[int], None] = lambda done: None) -> None:
         """Fills the folder by child processes (`executor.make`). Whatever they do not manage is compiled by this process, which then raises its error."""
         if self.directory is None or not sys.executable:
             return
-        absent = [kernel for kernel in kernels if not self._path(kernel).exists()]
-        processes = min(self.compilers, len(absent) // 2)
+        processes = min(self.compilers, len(kernels) // 2)
         if processes < 1:
             return
         root = str(Path(__file__).resolve().parent.parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-        absent.sort(key=lambda kernel: kernel.module != "ops.linear")  # the longest first, dealt out like cards
-        children = []
-        for number in range(processes):
-            request = json.dumps([dataclasses.astuple(kernel) for kernel in absent[number::processes]])
-            command = [sys.executable, "-m", "kernels_numba.executor.make", self.level.name, str(self.directory.parent.parent), request]
-            try:
+        command = [sys.executable, "-m", "kernels_numba.executor.make", self.level.name, str(self.directory.parent)]
+        waiting = sorted(kernels, key=_expected_cost)  # the most expensive is taken first
+        children: list[subprocess.Popen[bytes]] = []
+        with contextlib.suppress(OSError):
+            for _ in range(processes):
                 children.append(
-                    subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                    subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
                 )
-            except OSError:
-                break
+        done = 0
+        count_lock = threading.Lock()
+
+        def serve(child: subprocess.Popen[bytes]) -> None:
+            """Gives a child one kernel after the other, the next when it has finished one."""
+            nonlocal done
+            assert child.stdin is not None and child.stdout is not None
+            with contextlib.suppress(OSError):  # a child that ended early
+                while waiting:
+                    kernel = waiting.pop()
+                    child.stdin.write(json.dumps(dataclasses.astuple(kernel)).encode() + b"\n")
+                    child.stdin.flush()
+                    if not child.stdout.readline():
+                        break
+                    with count_lock:
+                        done += 1
+                        progress(done)
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+            child.stdout.close()
+            child.wait()
+
+        threads = [threading.Thread(target=serve, args=(child,), name="edgeinfer-compiler") for child in children]
         try:
-            for child in children:
-                child.wait()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         except BaseException:  # an interrupt: what they have finished is kept
             for child in children:
                 child.kill()
-                child.wait()
             raise
-        self.compiled += [kernel.symbol for kernel in absent if self._path(kernel).exists()]
+        self.compiled += [kernel.symbol for kernel in kernels if self._path(kernel).exists()]
 
-    def _compile(self, kernel: KernelName) -> bytes:
+    def _compile(self, kernel: KernelName) -> Image:
         from kernels_numba.executor.compile import front_end
         from kernels_numba.ops.tags import resolve_tag
 
         function: KernelFunction = getattr(importlib.import_module(f"kernels_numba.{kernel.module}"), kernel.function)
         self.compiled.append(kernel.symbol)
-        return front_end(self.level).compile(kernel.symbol, function, tuple(resolve_tag(tag) for tag in kernel.tags), kernel.integers)
+        tags = tuple(resolve_tag(tag) for tag in kernel.tags)
+        return link(front_end(self.level).compile(kernel.symbol, function, tags, kernel.integers), kernel.symbol)
+
+    def _file_name(self, kernel: KernelName) -> str:
+        return f"{kernel.symbol}-{sources().digest(kernel, self.level)}.kernel"
 
     def _path(self, kernel: KernelName) -> Path:
         assert self.directory is not None
-        return self.directory / f"{kernel.symbol}.object"
+        return self.directory / self._file_name(kernel)
 
-    def _read(self, kernel: KernelName) -> bytes | None:
-        if self.directory is None:
-            return None
-        path = self._path(kernel)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        body = data[len(_MAGIC) + 32 :]
-        if data[: len(_MAGIC)] == _MAGIC and hashlib.sha256(body).digest() == data[len(_MAGIC) : len(_MAGIC) + 32]:
-            return body
-        warnings.warn(f"{path} is damaged and is made again", stacklevel=2)
+    def _find(self, kernel: KernelName, folders: Sequence[Path]) -> Image | None:
+        """The kernel from the first folder that has a whole one."""
+        for folder in folders:
+            path = folder / self._file_name(kernel)
+            own = folder == self.directory
+            try:
+                with path.open("rb") as file:
+                    obstacle = _not_ours(os.fstat(file.fileno()), path)
+                    data = file.read() if obstacle is None else b""
+            except OSError:
+                continue
+            if obstacle is not None:
+                warnings.warn(f"{path} is not used: {obstacle}", stacklevel=2)
+                continue
+            head, _, code = data[len(_MAGIC) + _HASH_BYTES :].partition(b"\n")
+            if data[: len(_MAGIC)] == _MAGIC and hashlib.sha256(head + b"\n" + code).digest() == data[len(_MAGIC) : len(_MAGIC) + _HASH_BYTES]:
+                description = json.loads(head)
+                named = [description[key] for key in ("symbol", "level", "digest")]
+                if named == [kernel.symbol, self.level.name, sources().digest(kernel, self.level)]:
+                    if own and compiler_versions() not in ("", description["compilers"]):
+                        continue  # another compiler may know better; a pack is taken as its maker tested it
+                    return Image(code, description["entry"])
+            warnings.warn(f"{path} is damaged and is made again" if own else f"{path} is damaged and is not used", stacklevel=2)
         return None
 
-    def _write(self, kernel: KernelName, code: bytes) -> None:
+    def _write(self, kernel: KernelName, image: Image, must: bool = False) -> None:
+        """Keeps an object. That a folder does not take it is an error only if it `must`."""
         if not self._keeps:
             return
-        temporary = self._path(kernel).with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
+        digest = sources().digest(kernel, self.level)
+        description = {"symbol": kernel.symbol, "level": self.level.name, "digest": digest, "compilers": compiler_versions(), "entry": image.entry}
+        body = json.dumps(description).encode() + b"\n" + image.code
+        path = self._path(kernel)
+        temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
         try:
-            temporary.write_bytes(_MAGIC + hashlib.sha256(code).digest() + code)
-            temporary.replace(self._path(kernel))
+            temporary.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
+            temporary.replace(path)
         except OSError as error:  # a full disk or a read-only folder costs the next process a compile, nothing else
-            self._keeps = False
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+            if must:
+                raise
+            self._keeps = False
             warnings.warn(f"compiled kernels could not be kept in {self.directory}: {error}", stacklevel=2)
+            return
+        with contextlib.suppress(OSError):
+            for other in path.parent.glob(f"{kernel.symbol}-{'?' * len(digest)}.kernel"):
+                if other != path and other.stat().st_mtime < time.time() - _STALE_AFTER:
+                    other.unlink()
+
+
+def _expected_cost(kernel: KernelName) -> int:
+    """Orders kernels by how long they take to compile: attention some 3 s, a linear kernel 1 s, others a third and less."""
+    return {"ops.attention": 2, "ops.linear": 1}.get(kernel.module, 0)
+
+
+def _not_ours(information: os.stat_result, path: Path) -> str | None:
+    """None for what belongs to us or to root and nobody else can write to, otherwise what is wrong. What lies in the package must be no more open than the
+    package's own modules, which run as well."""
+    allowed, owners = 0, {os.getuid(), 0}
+    if path.is_relative_to(BUILT_IN_PACK):
+        package = BUILT_IN_PACK.parent.stat()
+        allowed, owners = package.st_mode, owners | {package.st_uid}
+    if information.st_uid not in owners or information.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~allowed:
+        return f"it must be a {'folder' if stat.S_ISDIR(information.st_mode) else 'file'} of yours that nobody else can write to"
+    return None
+
+
+def _trusted_pack(pack: Path, level: str) -> bool:
+    """Whether a pack has kernels of the level and may be used; warns of one that others could have changed."""
+    for folder in (pack, pack / level):
+        try:
+            obstacle = _not_ours(folder.stat(), folder)
+        except OSError:
+            return False
+        if obstacle is not None:
+            warnings.warn(f"the kernels in {folder} are not used: {obstacle}", stacklevel=3)
+            return False
+    return True
 
 
 def _make_own(directory: Path, *inner: str) -> str | None:
@@ -219,9 +311,9 @@ def _make_own(directory: Path, *inner: str) -> str | None:
     for folder in folders:
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # others may read: root fills a cache when an image is built, a service uses it
-            information = folder.stat()
+            obstacle = _not_ours(folder.stat(), folder)
         except OSError as error:
             return error.strerror or str(error)
-        if information.st_uid not in (os.getuid(), 0) or information.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return "it must be a folder of yours that nobody else can write to"
+        if obstacle is not None:
+            return obstacle
     return None

@@ -4,19 +4,22 @@ compile."""
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 from kernels_numba.executor.compile import CompileTimeValue
-from kernels_numba.formats import all_formats
+from kernels_numba.formats import Format
 from kernels_numba.layouts import FloatLayout, PackedLayout, packed_layout
-from kernels_numba.ops import embedding, linear, variants
+from kernels_numba.ops import embedding, linear
+from kernels_numba.ops.variants import VARIANTS
 
 
 @functools.cache
 def resolve_tag(name: str) -> CompileTimeValue:
-    """A format's tag has the members of its packed layout and the steps of drivers that follow from it; the others are named in `variants`."""
-    if name not in all_formats():
-        return CompileTimeValue(name, getattr(variants, name))
+    """A format's tag has the members of its packed layout and the steps of drivers that follow from it; the others are those of `variants`."""
+    if name in VARIANTS:
+        module, member = VARIANTS[name]
+        return CompileTimeValue(name, getattr(importlib.import_module(f"kernels_numba.{module}"), member))
     layout = packed_layout(name)
     return CompileTimeValue(name, _float_members(layout) if isinstance(layout, FloatLayout) else _packed_members(name, layout))
 
@@ -26,9 +29,10 @@ def _float_members(layout: FloatLayout) -> dict[str, Any]:
 
 
 def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
+    format: Format = importlib.import_module(f"kernels_numba.formats.{name.lower()}").FORMAT  # this file alone: it is what the digest covers
     members: dict[str, Any] = {
-        "block_bytes": all_formats()[name].block_bytes,
-        "blocks_per_record": 1 if all_formats()[name].block_elements > 32 else layout.groups_per_record,
+        "block_bytes": format.block_bytes,
+        "blocks_per_record": 1 if format.block_elements > 32 else layout.groups_per_record,
         "groups_per_record": layout.groups_per_record,
         "header_bytes": layout.header_bytes,
         "data_bytes": layout.data_bytes,

@@ -1,14 +1,15 @@
-"""Members of the compile-time values, by name. Filled by the layouts (formats) and by cache types."""
+"""Compile-time values that are no formats, by name: the module of kernels_numba that defines one, and its name there. Imports nothing, because whoever
+looks for a compiled kernel reads this table too."""
 
 from __future__ import annotations
 
-from kernels_numba.ops.activation import GELU_ERF as gelu_erf
-from kernels_numba.ops.activation import GELU_TANH as gelu_tanh
-from kernels_numba.ops.activation import RELU_SQUARED as relu_squared
-from kernels_numba.ops.activation import SILU as silu
-from kernels_numba.ops.cache_types import F16 as f16
-from kernels_numba.ops.cache_types import F32 as f32
-from kernels_numba.ops.rope import HALVES as halves
-from kernels_numba.ops.rope import NEIGHBOURS as neighbours
-
-__all__ = ["f16", "f32", "gelu_erf", "gelu_tanh", "halves", "neighbours", "relu_squared", "silu"]
+VARIANTS: dict[str, tuple[str, str]] = {
+    "f16": ("ops.cache_types", "F16"),
+    "f32": ("ops.cache_types", "F32"),
+    "gelu_erf": ("ops.activation", "GELU_ERF"),
+    "gelu_tanh": ("ops.activation", "GELU_TANH"),
+    "halves": ("ops.rope", "HALVES"),
+    "neighbours": ("ops.rope", "NEIGHBOURS"),
+    "relu_squared": ("ops.activation", "RELU_SQUARED"),
+    "silu": ("ops.activation", "SILU"),
+}
