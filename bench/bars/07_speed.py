@@ -16,12 +16,13 @@ def main() -> None:
     for name in MODELS:
         model_file(name)
         found = last_json([*COMMAND_LINE, "bench", name, "--json", *sys.argv[1:]])
-        for engine, item in found["engines"].items():
-            speeds = {measurement: value["tokens_per_second"] for measurement, value in item["measurements"].items()}
-            print(f"{name} {engine}: " + ", ".join(f"{measurement} {speed:,.1f}/s" for measurement, speed in speeds.items()))
-        for peer, ratios in found["ratios"].items():
-            print(f"{name} ours / {peer}: " + ", ".join(f"{measurement} {ratio:.2f} x" for measurement, ratio in ratios.items()))
-        bar(f"{name}: measured beside llama.cpp", "llamacpp" in found["ratios"], f"{found['rounds']} rounds, {found['threads']} threads")
+        for run in found["runs"]:
+            for engine, item in run["engines"].items():
+                speeds = {measurement: value["tokens_per_second"] for measurement, value in item["measurements"].items()}
+                print(f"{name} {engine}: " + ", ".join(f"{measurement} {speed:,.1f}/s" for measurement, speed in speeds.items()))
+            for peer, ratios in run["ratios"].items():
+                print(f"{name} ours / {peer}: " + ", ".join(f"{measurement} {ratio:.2f} x" for measurement, ratio in ratios.items()))
+            bar(f"{name}: measured beside llama.cpp", "llamacpp" in run["ratios"], f"{found['rounds']} rounds, {run['threads']} threads")
     finish()
 
 

@@ -1,13 +1,15 @@
 """One engine in a process of its own, told what to run by lines of JSON on standard input, answering on standard output.
 
-    python child.py ENGINE MODEL THREADS CONTEXT            ENGINE: edgeinfer, llamacpp, ik_llamacpp, ik_llamacpp-repack
+    python child.py ENGINE MODEL SETTINGS       ENGINE: edgeinfer, llamacpp, ik_llamacpp, ik_llamacpp-repack
+                                                SETTINGS: {"threads": n, "context": n, "cache_tokens": n}
 
 A script that stands alone: peers may live in an environment without edgeinfer, so it imports an engine's library only for that engine, and otherwise
 the standard library. Every engine runs at its fastest settings: flash attention, one batch of 512, no logits but the last row.
 
 Requests: {"command": "prefill", "ids": [...]} computes a prompt up to its first token; {"command": "decode", "ids": [...], "count": n} computes a
-prompt and then n more tokens one at a time, and times only the latter; {"command": "memory"}. Each is answered by one object; a failure by
-{"error": text}.
+prompt and then n more tokens one at a time, and times only the latter; {"command": "decode_together", "prompts": [[...], ...], "count": n} the same
+for several prompts, a token of each in one step; {"command": "forget_file"} gives back the pages of the model's file; {"command": "memory"}. Each is
+answered by one object: {"seconds": s}, {"skipped": why} by an engine that cannot do it, or {"error": text} after a failure.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 
@@ -30,10 +33,10 @@ class Runner(Protocol):
 class EdgeInferRunner:
     """Our engine as a user has it: through `generate`, with the scheduler and the sampler at work."""
 
-    def __init__(self, model: str, threads: int, context: int) -> None:
+    def __init__(self, model: str, threads: int, context: int, cache_tokens: int) -> None:
         from edgeinfer import Engine
 
-        self._engine = Engine.load(model, backend="numba", threads=threads, context=context)
+        self._engine = Engine.load(model, backend="numba", threads=threads, context=context, cache_tokens=cache_tokens)
 
     def describe(self) -> dict[str, Any]:
         from edgeinfer.core.version import __version__
@@ -41,20 +44,25 @@ class EdgeInferRunner:
         capabilities = self._engine.capabilities
         return {"version": f"edgeinfer {__version__}", "settings": capabilities.description, "vocabulary": capabilities.vocabulary}
 
-    def _generate(self, ids: list[int], count: int) -> Any:
+    def _generate(self, prompts: list[list[int]], count: int) -> list[Any]:
+        """The timings of each prompt's generation."""
         from edgeinfer import SamplingParams
 
-        completion = self._engine.generate(ids, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
-        if completion.usage.cached_tokens or completion.usage.completion_tokens != count:
-            raise RuntimeError(f"the measurement is void: {completion.usage}, {count} new tokens were asked for and no cached ones")
-        return completion
+        completions = self._engine.generate_many(prompts, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
+        for completion in completions:
+            if completion.usage.cached_tokens or completion.usage.completion_tokens != count:
+                raise RuntimeError(f"the measurement is void: {completion.usage}, {count} new tokens were asked for and no cached ones")
+        return [completion.timings for completion in completions]
 
     def prefill(self, ids: list[int]) -> float:
-        return float(self._generate(ids, 1).timings.first_token)
+        return float(self._generate([ids], 1)[0].first_token)
 
     def decode(self, ids: list[int], count: int) -> float:
-        timings = self._generate(ids, count + 1).timings
-        return float(timings.total - timings.first_token)
+        return self.decode_together([ids], count)
+
+    def decode_together(self, prompts: list[list[int]], count: int) -> float:
+        """The longest time that a sequence took for its tokens; they run in the same steps, but for the first and the last one."""
+        return max(float(timings.total - timings.first_token) for timings in self._generate(prompts, count + 1))
 
 
 class LlamaCppRunner:
@@ -181,21 +189,50 @@ def _version(package: str) -> str:
         return "not installed as a package"
 
 
+def _mappings(model: str) -> list[tuple[int, int, int]]:
+    """(start, end, resident bytes) of each mapping of the model's file in this process, by /proc/self/smaps."""
+    found: list[tuple[int, int, int]] = []
+    path, inside = os.path.realpath(model), False
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            words = line.split(None, 5)
+            if not words[0].endswith(":"):  # the head of a mapping: addresses, permissions, offset, device, inode, path
+                inside = len(words) == 6 and words[5].strip() == path
+                if inside:
+                    start, end = (int(part, 16) for part in words[0].split("-"))
+                    found.append((start, end, 0))
+            elif inside and words[0] == "Rss:":
+                found[-1] = (*found[-1][:2], int(words[1]) * 1024)
+    return found
+
+
+def forget_file(model: str) -> int:
+    """Gives back the pages of the model's file that are mapped here; whatever is read of them later is mapped again. Bytes given back."""
+    import ctypes
+
+    mappings = _mappings(model)
+    madvise, dont_need = ctypes.CDLL(None).madvise, 4
+    for start, end, _ in mappings:
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), dont_need)
+    return sum(resident for _, _, resident in mappings) - sum(resident for _, _, resident in _mappings(model))
+
+
 def memory() -> dict[str, int]:
-    """Bytes of this process by /proc/self/status: the largest resident size so far (mapped file pages included), and the anonymous part now."""
+    """Bytes of this process by /proc/self/status: private memory and file pages now, and the largest resident size so far."""
     found = {}
-    with open("/proc/self/status", encoding="ascii") as lines:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            if name in ("VmHWM", "RssAnon"):
+            if name in ("VmHWM", "RssAnon", "RssFile", "RssShmem"):
                 found[name] = int(value.split()[0]) * 1024
-    return {"peak_bytes": found["VmHWM"], "anonymous_bytes": found["RssAnon"]}
+    return {"private_bytes": found["RssAnon"] + found["RssShmem"], "file_bytes": found["RssFile"], "resident_peak_bytes": found["VmHWM"]}
 
 
-def load_runner(engine: str, model: str, threads: int, context: int) -> Runner:
+def load_runner(engine: str, model: str, settings: Mapping[str, Any]) -> Runner:
     """The engine named on the command line, with the model loaded."""
+    threads, context = settings["threads"], settings["context"]
     if engine == "edgeinfer":
-        return EdgeInferRunner(model, threads, context)
+        return EdgeInferRunner(model, threads, context, settings["cache_tokens"])
     if engine == "llamacpp":
         return LlamaCppRunner(model, threads, context)
     if engine in ("ik_llamacpp", "ik_llamacpp-repack"):
@@ -203,37 +240,43 @@ def load_runner(engine: str, model: str, threads: int, context: int) -> Runner:
     raise RuntimeError(f"there is no engine named {engine!r}")
 
 
-def answer(runner: Runner, request: dict[str, Any]) -> dict[str, Any]:
+def answer(runner: Runner, model: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs one request."""
     command = request["command"]
     if command == "prefill":
         return {"seconds": runner.prefill(request["ids"])}
     if command == "decode":
         return {"seconds": runner.decode(request["ids"], request["count"])}
+    if command == "decode_together":
+        if not hasattr(runner, "decode_together"):
+            return {"skipped": "its runner does not decode several sequences together"}
+        return {"seconds": runner.decode_together(request["prompts"], request["count"])}
+    if command == "forget_file":
+        return {"forgotten_bytes": forget_file(model)}
     if command == "memory":
         return dict(memory())
     raise RuntimeError(f"there is no command named {command!r}")
 
 
-def serve(engine: str, model: str, threads: int, context: int, requests: TextIO, answers: TextIO) -> None:
+def serve(engine: str, model: str, settings: Mapping[str, Any], requests: TextIO, answers: TextIO) -> None:
     """Loads, describes itself on one line, and answers until `requests` ends. Whatever fails is the last answer."""
     try:
         began = time.perf_counter()
-        runner = load_runner(engine, model, threads, context)
+        runner = load_runner(engine, model, settings)
         loaded = time.perf_counter() - began
         print(json.dumps({"engine": engine, "load_seconds": loaded, **runner.describe()}), file=answers, flush=True)
         for line in requests:
-            print(json.dumps(answer(runner, json.loads(line))), file=answers, flush=True)
+            print(json.dumps(answer(runner, model, json.loads(line))), file=answers, flush=True)
     except Exception as error:  # the parent shows it to the user
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
 
 
 def main() -> None:
     """Keeps the real standard output for answers: libraries that print there must not garble them."""
-    engine, model, threads, context = sys.argv[1:]
+    engine, model, settings = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    serve(engine, model, int(threads), int(context), sys.stdin, answers)
+    serve(engine, model, json.loads(settings), sys.stdin, answers)
 
 
 if __name__ == "__main__":

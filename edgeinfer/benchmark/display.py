@@ -4,36 +4,94 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgeinfer.benchmark.results import BenchmarkResult
+from edgeinfer.benchmark.results import OURS, PREFILL, BenchmarkResult, ThreadsResult
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def print_result(result: BenchmarkResult, console: Console) -> None:
-    """Speeds by engine, and our ratio to each peer."""
-    from rich import box
-    from rich.table import Table
-
-    for engine, found in result.engines.items():
-        console.print(f"{engine:<18} {found.version}; {found.settings}", highlight=False, markup=False)
-    for engine, reason in result.missing.items():
-        console.print(f"{engine:<18} left out: {reason}", style="yellow", highlight=False, markup=False)
-    console.print()
-    title = f"{result.model}: tokens a second, {result.threads} threads, medians of {result.rounds} alternating rounds"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("engine", no_wrap=True)
-    for column in (*result.tokens, "first\ntoken", "peak\nmemory", "anonymous\nmemory"):
-        table.add_column(column, justify="right", no_wrap=True)
-    longest = max((name for name in result.tokens if name.startswith("prefill")), key=lambda name: result.tokens[name])
-    for engine, found in result.engines.items():
-        speeds = [f"{result.speed(engine, measurement):,.1f}" for measurement in result.tokens]
-        first = f"{result.first_token(engine, longest) * 1000:,.0f} ms"
-        table.add_row(engine, *speeds, first, f"{found.peak_bytes / 1e6:,.0f} MB", f"{found.anonymous_bytes / 1e6:,.0f} MB")
-    table.add_section()
-    for peer in result.peers():
-        table.add_row(f"ours / {peer}", *(f"{result.ratio(peer, measurement):.2f} x" for measurement in result.tokens), style="bold")
-    console.print(table)
+    """For each number of threads: the engines, the machine's limits, speeds with their share of the limit, our ratio to each peer, and memory."""
+    for run in result.runs:
+        _print_run(result, run, console)
     load = result.machine.get("load_average")
     if load is not None and load > result.machine["usable_cores"] * 1.5:
         console.print(f"The machine was busy (load {load}); trust the ratios more than the speeds.", style="yellow", highlight=False)
+
+
+def _print_run(result: BenchmarkResult, run: ThreadsResult, console: Console) -> None:
+    for engine, found in run.engines.items():
+        console.print(f"{engine:<18} {found.version}; {found.settings}", highlight=False, markup=False)
+    for engine, reason in run.missing.items():
+        console.print(f"{engine:<18} left out: {reason}", style="yellow", highlight=False, markup=False)
+    for engine, found in run.engines.items():
+        for name, reason in found.skipped.items():
+            console.print(f"{engine:<18} {name} left out: {reason}", style="yellow", highlight=False, markup=False)
+    if run.roofline is not None:
+        _print_roofline(run, console)
+    console.print()
+    threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
+    console.print(_speeds(f"{result.model}: tokens a second, {threads}, medians of {result.rounds} alternating rounds", run))
+    console.print(_memory(run))
+
+
+def _print_roofline(run: ThreadsResult, console: Console) -> None:
+    assert run.roofline is not None
+    found = run.roofline
+    patterns = "; ".join(f"{pattern} {found.read(pattern) / 1e9:,.1f}" for pattern in found.patterns)
+    lines = []
+    if found.patterns:
+        lines.append(f"reads {found.best_read / 1e9:,.1f} GB/s over {found.buffer_bytes / 1e6:,.0f} MB ({patterns})")
+    if found.has_int8:
+        lines.append(f"int8 {found.int8 / 1e9:,.0f} GOPS in registers, one core {found.int8_one_core / 1e9:,.0f}")
+    for line in lines:
+        console.print(f"{'machine':<18} {line}", highlight=False, markup=False)
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    return table
+
+
+def _speeds(title: str, run: ThreadsResult) -> Table:
+    """A row for each measurement, so that any number of them fits: per engine its speed and what share of the machine's limit that is."""
+    table = _table(title)
+    table.add_column("measurement", no_wrap=True)
+    for engine in run.engines:
+        table.add_column(engine.replace("-", "\n"), justify="right")
+    for peer in run.peers():
+        table.add_column(f"ours /\n{peer}", justify="right")
+    table.add_column("of", no_wrap=True)
+    for name, measurement in run.measurements.items():
+        cells = [_speed(run, engine, name) for engine in run.engines]
+        ratios = [f"{run.ratio(peer, name):.2f} x" if run.has(peer, name) else "-" for peer in run.peers()]
+        limit = ("int8 peak" if measurement.kind == PREFILL else "read bandwidth") if run.roofline is not None else ""
+        table.add_row(name, *cells, *ratios, limit)
+    for name, measurement in run.measurements.items():
+        if measurement.kind == PREFILL:
+            cells = [f"{run.first_token(engine, name) * 1000:,.0f} ms" if run.has(engine, name) else "-" for engine in run.engines]
+            table.add_row(f"first token of {measurement.tokens}", *cells)
+    return table
+
+
+def _speed(run: ThreadsResult, engine: str, name: str) -> str:
+    if not run.has(engine, name):
+        return "-"
+    fraction = run.fraction(engine, name)
+    return f"{run.speed(engine, name):,.1f}" + (f" {fraction:4.0%}" if fraction is not None else "")
+
+
+def _memory(run: ThreadsResult) -> Table:
+    table = _table("memory in MB: private at its peak, and the file pages (code, weights) that answering reads")
+    for column in ("engine", "private", "file pages", "together", "to ours", "peak resident size"):
+        table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
+    ours = run.engines[OURS].memory.peak
+    for engine, found in run.engines.items():
+        memory = found.memory
+        figures = [f"{size / 1e6:,.0f}" for size in (memory.private_peak, memory.file_pages, memory.peak)]
+        table.add_row(engine, *figures, f"{memory.peak / ours:.2f} x" if ours else "-", f"{memory.resident_peak / 1e6:,.0f}")
+    return table

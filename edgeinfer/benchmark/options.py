@@ -8,11 +8,11 @@ from edgeinfer.benchmark.rounds import PEERS
 from edgeinfer.core.errors import InvalidRequestError
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`"32,512"` -> (32, 512). Raises InvalidRequestError for anything that is not whole numbers with commas between."""
+def parse_numbers(text: str, what: str, example: str) -> tuple[int, ...]:
+    """`"32,512"` -> (32, 512), each once. Raises InvalidRequestError for anything that is not whole numbers with commas between."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise InvalidRequestError(f"prompt lengths are {text!r}; expected whole numbers with commas between, such as 32,512")
+        raise InvalidRequestError(f"{what} are {text!r}; expected whole numbers with commas between, such as {example}")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 

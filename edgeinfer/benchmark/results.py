@@ -1,4 +1,7 @@
-"""What a benchmark found, summed up: medians over rounds, ratios to a peer, and the record that is written to a file. Pure functions."""
+"""What a benchmark found, summed up: medians over rounds, ratios to a peer, fractions of the machine's limits, and the record that is written to a file.
+
+Pure functions and records. A `BenchmarkResult` has one `ThreadsResult` for each number of threads; that has an `EngineResult` for each engine.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,92 +20,271 @@ from edgeinfer.core.errors import EdgeInferError
 
 OURS = "edgeinfer"
 
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One thing that every engine does in a round: `prefill`, one prompt of `tokens` up to its first token; or `decode`, `tokens` more for each of
+    `sequences` prompts of 16, a token of each in one step.
+    """
+
+    kind: str
+    tokens: int
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """"prefill 512", "decode 96", "decode 96 x 8": the key in records."""
+        return f"{self.kind} {self.tokens}" + (f" x {self.sequences}" if self.sequences > 1 else "")
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that its seconds stand for."""
+        return self.tokens * self.sequences
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a measurement must compute and read in all, by the model's program: see `backends.numba.work`. Bytes are counted with the weights as our
+    engine packs them (`bytes_read`) and as the file has them (`file_bytes_read`, for peers).
+    """
+
+    multiply_adds: int
+    bytes_read: int
+    file_bytes_read: int
+
+
+@dataclass(frozen=True)
+class RooflineSample:
+    """The machine's limits with all threads of the run, measured within a second. Bytes and operations a second; a multiply-add is two operations."""
+
+    read: Mapping[str, float] = field(default_factory=dict)  # by read pattern
+    int8: float = 0.0
+    int8_one_core: float = 0.0
+
+    @property
+    def best_read(self) -> float:
+        return max(self.read.values())
+
+
+@dataclass(frozen=True)
+class RooflineResult:
+    """All samples of one run, and the bytes of the buffer that was read."""
+
+    samples: Sequence[RooflineSample]
+    buffer_bytes: int
+    level: str  # the instruction set of its kernels
+
+    def read(self, pattern: str) -> float:
+        """Median bytes a second of a read pattern."""
+        return statistics.median(sample.read[pattern] for sample in self.samples if pattern in sample.read)
+
+    @property
+    def patterns(self) -> list[str]:
+        return list(dict.fromkeys(pattern for sample in self.samples for pattern in sample.read))
+
+    @property
+    def best_read(self) -> float:
+        """Median over the samples of the best pattern's bytes a second."""
+        return statistics.median(sample.best_read for sample in self.samples if sample.read)
+
+    @property
+    def has_int8(self) -> bool:
+        return any(sample.int8 for sample in self.samples)
+
+    @property
+    def int8(self) -> float:
+        """Median int8 operations a second of all threads."""
+        return statistics.median(sample.int8 for sample in self.samples if sample.int8)
+
+    @property
+    def int8_one_core(self) -> float:
+        return statistics.median(sample.int8_one_core for sample in self.samples if sample.int8_one_core)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "level": self.level,
+            "buffer_bytes": self.buffer_bytes,
+            "read_bytes_per_second": round(self.best_read) if self.patterns else None,
+            "read_patterns": {pattern: round(self.read(pattern)) for pattern in self.patterns},
+            "int8_operations_per_second": round(self.int8) if self.has_int8 else None,
+            "int8_operations_per_second_one_core": round(self.int8_one_core) if self.has_int8 else None,
+        }
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of an engine's process; `benchmark.memory` says how they are found.
+
+    `private_peak`: the most anonymous and shared memory it ever held. `file_pages`: pages of files (program code, and of the model those that it still
+    reads when it answers). Their sum is the peak without counting a weight twice that was copied out of the file. `resident_peak` is the kernel's own
+    high-water mark (VmHWM), with every page of the file that was ever mapped at that moment.
+    """
+
+    private_peak: int = 0
+    file_pages: int = 0
+    resident_peak: int = 0
+
+    @property
+    def peak(self) -> int:
+        return self.private_peak + self.file_pages
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "peak_bytes": self.peak,
+            "private_peak_bytes": self.private_peak,
+            "file_pages_bytes": self.file_pages,
+            "resident_peak_bytes": self.resident_peak,
+        }
+
 
 @dataclass
 class EngineResult:
-    """One engine: how it describes itself, the seconds of each round by measurement ("prefill 512", "decode 96"), and its memory in bytes."""
+    """One engine of one run: how it describes itself, and by name of a measurement the seconds of each round and the machine's limit at that moment
+    (bytes or operations a second). `skipped` says why it has no figure for a measurement.
+    """
 
     engine: str
     version: str
     settings: str
     load_seconds: float
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    peak_bytes: int = 0
-    anonymous_bytes: int = 0
+    limits: dict[str, list[float]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    memory: Memory = Memory()
 
 
 @dataclass(frozen=True)
-class BenchmarkResult:
-    """All engines of one run. `tokens[measurement]` is how many tokens its seconds stand for."""
+class ThreadsResult:
+    """All engines with one number of threads. `missing` says of a peer why it could not run."""
 
-    model: str
     threads: int
-    context: int
-    rounds: int
-    tokens: Mapping[str, int]
+    measurements: Mapping[str, Measurement]
+    work: Mapping[str, Work]
     engines: Mapping[str, EngineResult]
-    missing: Mapping[str, str]  # peer -> why it could not run
-    date: str
-    machine: Mapping[str, Any]
-    commit: str | None
+    missing: Mapping[str, str]
+    roofline: RooflineResult | None = None
+
+    def peers(self) -> list[str]:
+        """The engines that ran beside ours."""
+        return [engine for engine in self.engines if engine != OURS]
+
+    def has(self, engine: str, measurement: str) -> bool:
+        return bool(self.engines[engine].seconds.get(measurement))
 
     def speed(self, engine: str, measurement: str) -> float:
-        """Median tokens a second over the rounds."""
-        return statistics.median(self.tokens[measurement] / seconds for seconds in self.engines[engine].seconds[measurement])
+        """Median tokens a second over the rounds, of all sequences together."""
+        tokens = self.measurements[measurement].total_tokens
+        return statistics.median(tokens / seconds for seconds in self.engines[engine].seconds[measurement])
 
     def first_token(self, engine: str, measurement: str) -> float:
         """Median seconds to the first token of a prefill measurement."""
         return statistics.median(self.engines[engine].seconds[measurement])
 
     def ratio(self, peer: str, measurement: str) -> float:
-        """Our median speed over the peer's: above 1 we are faster."""
-        return self.speed(OURS, measurement) / self.speed(peer, measurement)
+        """The median over the rounds of our speed over the peer's in the same round: above 1 we are faster."""
+        ours, theirs = (self.engines[engine].seconds[measurement] for engine in (OURS, peer))
+        return statistics.median(their / our for our, their in zip(ours, theirs, strict=True))
 
-    def peers(self) -> list[str]:
-        """The engines that ran beside ours."""
-        return [engine for engine in self.engines if engine != OURS]
+    def rate(self, engine: str, measurement: str) -> float:
+        """Median bytes read (decode) or int8 operations (prefill) a second."""
+        amount = self._amount(engine, measurement)
+        return statistics.median(amount / seconds for seconds in self.engines[engine].seconds[measurement])
+
+    def fraction(self, engine: str, measurement: str) -> float | None:
+        """The median over the rounds of what was read or computed a second over what the machine could at that moment: its read bandwidth for a
+        decode, its int8 peak for a prefill. None without a roofline.
+        """
+        found = self.engines[engine]
+        limits = found.limits.get(measurement)
+        if not limits:
+            return None
+        amount = self._amount(engine, measurement)
+        return statistics.median(amount / seconds / limit for seconds, limit in zip(found.seconds[measurement], limits, strict=True))
+
+    def _amount(self, engine: str, measurement: str) -> int:
+        work = self.work[measurement]
+        if self.measurements[measurement].kind == PREFILL:
+            return 2 * work.multiply_adds
+        return work.bytes_read if engine == OURS else work.file_bytes_read
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `--json` and of the file: every round's tokens a second, medians, ratios, versions, machine and commit."""
-        engines = {}
-        for name, found in self.engines.items():
-            measurements = {}
-            for measurement, seconds in found.seconds.items():
-                measurements[measurement] = {
-                    "tokens_per_second": round(self.speed(name, measurement), 2),
-                    "rounds": [round(self.tokens[measurement] / value, 2) for value in seconds],
-                }
-                if measurement.startswith("prefill"):
-                    measurements[measurement]["first_token_seconds"] = round(self.first_token(name, measurement), 5)
-            engines[name] = {
-                "version": found.version,
-                "settings": found.settings,
-                "load_seconds": round(found.load_seconds, 3),
-                "peak_bytes": found.peak_bytes,
-                "anonymous_bytes": found.anonymous_bytes,
-                "measurements": measurements,
+        return {
+            "threads": self.threads,
+            "roofline": self.roofline.to_json() if self.roofline is not None else None,
+            "engines": {name: self._engine_json(name) for name in self.engines},
+            "ratios": {peer: {name: round(self.ratio(peer, name), 3) for name in self.measurements if self.has(peer, name)} for peer in self.peers()},
+            "missing": dict(self.missing),
+        }
+
+    def _engine_json(self, engine: str) -> dict[str, Any]:
+        found = self.engines[engine]
+        measurements = {}
+        for name in found.seconds:
+            measurement = self.measurements[name]
+            entry: dict[str, Any] = {
+                "tokens_per_second": round(self.speed(engine, name), 2),
+                "rounds": [round(measurement.total_tokens / seconds, 2) for seconds in found.seconds[name]],
             }
+            if name in self.work:
+                entry["operations_per_second" if measurement.kind == PREFILL else "bytes_per_second"] = round(self.rate(engine, name))
+                fraction = self.fraction(engine, name)
+                entry["fraction_of_roofline"] = round(fraction, 4) if fraction is not None else None
+            if measurement.kind == PREFILL:
+                entry["first_token_seconds"] = round(self.first_token(engine, name), 5)
+            measurements[name] = entry
+        return {
+            "version": found.version,
+            "settings": found.settings,
+            "load_seconds": round(found.load_seconds, 3),
+            "memory": found.memory.to_json(),
+            "measurements": measurements,
+            "skipped": dict(found.skipped),
+        }
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """One call of the benchmark. `runs` has one entry for each number of threads, in the order asked for."""
+
+    model: str
+    context: int
+    rounds: int
+    measurements: Mapping[str, Measurement]
+    work: Mapping[str, Work]
+    runs: Sequence[ThreadsResult]
+    date: str
+    machine: Mapping[str, Any]
+    commit: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `--json` and of the file: every round's tokens a second, medians, ratios, fractions, versions, machine and commit."""
+        measurements = {}
+        for name, measurement in self.measurements.items():
+            measurements[name] = asdict(measurement)
+            if name in self.work:
+                measurements[name] |= asdict(self.work[name])
         return {
             "model": self.model,
-            "threads": self.threads,
             "context": self.context,
             "rounds": self.rounds,
             "date": self.date,
             "machine": dict(self.machine),
             "commit": self.commit,
-            "engines": engines,
-            "ratios": {peer: {measurement: round(self.ratio(peer, measurement), 3) for measurement in self.tokens} for peer in self.peers()},
-            "missing": dict(self.missing),
+            "measurements": measurements,
+            "runs": [run.to_json() for run in self.runs],
         }
 
 
 def machine() -> dict[str, Any]:
-    """Processor, usable cores, memory, system and load of this machine."""
+    """Processor, usable cores, caches, memory, system and load of this machine."""
     cores = host.usable_cores()
     return {
         "processor": host.processor_name(),
         "usable_cores": cores.count,
         "usable_cores_reason": cores.reason,
+        "last_level_cache_bytes": max((cache.size for cache in host.caches()), default=None),
         "memory_bytes": host.total_memory(),
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""`edgeinfer bench`: our engine beside its peers."""
+"""`edgeinfer bench`: our engine beside its peers, and beside what the machine can do."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import typer
 
 from edgeinfer.cli import options
 
+Threads = Annotated[str | None, typer.Option("--threads", help="worker threads; several with commas between; default: the cores that may be used")]
+
 
 def bench(
     model: options.Model,
-    threads: options.Threads = None,
+    threads: Threads = None,
     prompt_lengths: Annotated[str, typer.Option("--prompt-lengths", help="tokens of the prompts, with commas between")] = "512",
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", help="tokens decoded after a prompt of 16")] = 96,
+    batch: Annotated[str, typer.Option("--batch", help="sequences that decode together, with commas between")] = "1",
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
     peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, both with a comma, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
+    roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
     write: Annotated[Path | None, typer.Option("--write", help="folder to write DATE-MODEL.json into")] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -25,7 +29,7 @@ def bench(
     from rich.console import Console
 
     from edgeinfer.benchmark.display import print_result
-    from edgeinfer.benchmark.options import parse_interpreters, parse_lengths, parse_peers
+    from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers
     from edgeinfer.benchmark.results import write_result
     from edgeinfer.benchmark.rounds import BenchmarkOptions, run_benchmark
     from edgeinfer.cards import resolve_model
@@ -33,12 +37,14 @@ def bench(
     from edgeinfer.core.host import worker_threads
 
     wanted = BenchmarkOptions(
-        threads=worker_threads(threads).count,
-        prompt_lengths=parse_lengths(prompt_lengths),
+        threads=(worker_threads().count,) if threads is None else parse_numbers(threads, "threads", "1,2"),
+        prompt_lengths=parse_numbers(prompt_lengths, "prompt lengths", "32,512"),
         decode_tokens=decode_tokens,
+        batch_sizes=parse_numbers(batch, "batch sizes", "1,8"),
         rounds=rounds,
         peers=parse_peers(peers),
         interpreters=parse_interpreters(peer_python or []),
+        roofline=roofline,
     )
     result = run_benchmark(resolve_model(model), wanted, note)
     print_result(result, Console(stderr=as_json))

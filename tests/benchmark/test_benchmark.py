@@ -4,65 +4,112 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from edgeinfer.benchmark import child as child_module
-from edgeinfer.benchmark.options import parse_interpreters, parse_lengths, parse_peers
-from edgeinfer.benchmark.results import BenchmarkResult, EngineResult, write_result
+from edgeinfer.benchmark.memory import PrivateMemory, private_bytes
+from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers
+from edgeinfer.benchmark.results import BenchmarkResult, EngineResult, Measurement, Memory, RooflineResult, RooflineSample, ThreadsResult, Work, write_result
+from edgeinfer.benchmark.roofline import roofline_between
 from edgeinfer.benchmark.rounds import PEERS, BenchmarkOptions, prompt_ids, run_benchmark
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
+from tests.support.tiny_models import tiny_llama
+
+
+def _run() -> ThreadsResult:
+    prefill, decode = Measurement("prefill", 512), Measurement("decode", 96, 8)
+    memory = Memory(private_peak=200, file_pages=100, resident_peak=400)
+    seconds = {"prefill 512": [0.1, 0.2, 0.4], "decode 96 x 8": [1.0, 1.0, 2.0]}
+    limits = {"prefill 512": [2e6, 1e6, 1e6], "decode 96 x 8": [1e3, 2e3, 1e3]}
+    ours = EngineResult("edgeinfer", "1", "s", 0.5, seconds, limits, memory=memory)
+    peer = EngineResult("llamacpp", "2", "s", 0.5, {"prefill 512": [0.8, 0.4, 0.4], "decode 96 x 8": [2.0, 4.0, 2.0]}, memory=memory)
+    work = {"prefill 512": Work(50_000, 7, 7), "decode 96 x 8": Work(9, 500, 400)}
+    samples = [RooflineSample(read={"a": 10.0, "b": 20.0}), RooflineSample(read={"a": 40.0, "b": 20.0}), RooflineSample(int8=8.0, int8_one_core=4.0)]
+    roofline = RooflineResult(samples, 1000, "level")
+    engines = {"edgeinfer": ours, "llamacpp": peer}
+    return ThreadsResult(2, {item.name: item for item in (prefill, decode)}, work, engines, {"ik_llamacpp": "why"}, roofline)
 
 
 def _result() -> BenchmarkResult:
-    ours = EngineResult("edgeinfer", "1", "s", 0.5, {"prefill 512": [0.1, 0.2, 0.4], "decode 96": [1.0, 1.0, 2.0]}, 300, 200)
-    peer = EngineResult("llamacpp", "2", "s", 0.5, {"prefill 512": [0.8, 0.4, 0.4], "decode 96": [2.0, 4.0, 2.0]}, 300, 200)
-    engines = {"edgeinfer": ours, "llamacpp": peer}
-    tokens = {"prefill 512": 512, "decode 96": 96}
-    return BenchmarkResult("m", 2, 1024, 3, tokens, engines, {"ik_llamacpp": "why"}, "2030-01-02T03:04:05+00:00", {"usable_cores": 2}, "abc")
+    run = _run()
+    return BenchmarkResult("m", 1024, 3, run.measurements, run.work, [run], "2030-01-02T03:04:05+00:00", {"usable_cores": 2}, "abc")
 
 
 def test_medians_and_ratios() -> None:
-    found = _result()
+    found = _run()
     assert found.speed("edgeinfer", "prefill 512") == pytest.approx(2560)
-    assert found.speed("llamacpp", "decode 96") == pytest.approx(48)
+    assert found.speed("llamacpp", "decode 96 x 8") == pytest.approx(8 * 48)
     assert found.first_token("edgeinfer", "prefill 512") == pytest.approx(0.2)
-    assert found.ratio("llamacpp", "prefill 512") == pytest.approx(2.0)
-    assert found.ratio("llamacpp", "decode 96") == pytest.approx(2.0)
+    assert found.ratio("llamacpp", "prefill 512") == pytest.approx(2.0)  # of the rounds: 8, 2, 1
+    assert found.ratio("llamacpp", "decode 96 x 8") == pytest.approx(2.0)
+
+
+def test_fractions_are_taken_round_by_round() -> None:
+    found = _run()
+    assert found.fraction("edgeinfer", "prefill 512") == pytest.approx(0.5)  # 2 * 50,000 operations: 0.5, 0.5, 0.25 of the limit
+    assert found.fraction("edgeinfer", "decode 96 x 8") == pytest.approx(0.25)  # 0.5, 0.25, 0.25
+    assert found.fraction("llamacpp", "decode 96 x 8") is None
+    assert found.rate("edgeinfer", "decode 96 x 8") == 500 and found.rate("llamacpp", "decode 96 x 8") == 200  # peers read the file's bytes
+
+
+def test_the_best_read_pattern_is_found_sample_by_sample() -> None:
+    roofline = _run().roofline
+    assert roofline is not None
+    assert roofline.best_read == 30.0 and roofline.read("a") == 25.0 and roofline.int8 == 8.0
+    before, after = RooflineSample(read={"a": 1.0, "b": 5.0}), RooflineSample(read={"a": 8.0, "b": 5.0})
+    assert roofline_between(before, after, "decode") == 5.0  # a's mean is 4.5: a pattern must be fast before and after
+    assert roofline_between(RooflineSample(int8=2.0), RooflineSample(int8=4.0), "prefill") == 3.0
 
 
 def test_the_record_holds_rounds_versions_and_machine(tmp_path: Path) -> None:
     path = write_result(_result(), tmp_path / "new")
     assert path.name == "2030-01-02-m.json"
     record = json.loads(path.read_text())
-    assert record["engines"]["edgeinfer"]["measurements"]["decode 96"] == {"tokens_per_second": 96.0, "rounds": [96.0, 96.0, 48.0]}
-    assert record["engines"]["llamacpp"]["measurements"]["prefill 512"]["first_token_seconds"] == 0.4
-    assert record["ratios"] == {"llamacpp": {"prefill 512": 2.0, "decode 96": 2.0}}
-    assert record["missing"] == {"ik_llamacpp": "why"} and record["commit"] == "abc" and record["machine"]["usable_cores"] == 2
+    assert record["commit"] == "abc" and record["machine"]["usable_cores"] == 2
+    assert record["measurements"]["decode 96 x 8"] == {
+        "kind": "decode", "tokens": 96, "sequences": 8, "multiply_adds": 9, "bytes_read": 500, "file_bytes_read": 400,
+    }  # fmt: skip
+    (run,) = record["runs"]
+    ours = run["engines"]["edgeinfer"]
+    assert ours["measurements"]["decode 96 x 8"] == {
+        "tokens_per_second": 768.0, "rounds": [768.0, 768.0, 384.0], "bytes_per_second": 500, "fraction_of_roofline": 0.25,
+    }  # fmt: skip
+    assert ours["memory"] == {"peak_bytes": 300, "private_peak_bytes": 200, "file_pages_bytes": 100, "resident_peak_bytes": 400}
+    assert run["engines"]["llamacpp"]["measurements"]["prefill 512"]["first_token_seconds"] == 0.4
+    assert run["ratios"] == {"llamacpp": {"prefill 512": 2.0, "decode 96 x 8": 2.0}}
+    assert run["missing"] == {"ik_llamacpp": "why"} and run["threads"] == 2
+    assert run["roofline"]["read_bytes_per_second"] == 30 and run["roofline"]["int8_operations_per_second_one_core"] == 4
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeInferError, match="cannot write"):
         write_result(_result(), tmp_path / "file")
 
 
 def test_options_are_read_and_refused() -> None:
-    assert parse_lengths("32, 512,32") == (32, 512)
+    assert parse_numbers("32, 512,32", "prompt lengths", "32,512") == (32, 512)
     assert parse_peers("llamacpp,ik_llamacpp") == ("llamacpp", "ik_llamacpp")
     assert parse_peers("none") == ()
     assert parse_interpreters(["ik_llamacpp=/a=b/python"]) == {"ik_llamacpp": "/a=b/python"}
     for wrong in ("", "a", "1;2", "-3", "1.5"):
-        with pytest.raises(InvalidRequestError, match="prompt lengths"):
-            parse_lengths(wrong)
+        with pytest.raises(InvalidRequestError, match="batch sizes are"):
+            parse_numbers(wrong, "batch sizes", "1,8")
     for wrong in ("llamacpp", "other=/p", "llamacpp="):
         with pytest.raises(InvalidRequestError, match="PEER=INTERPRETER"):
             parse_interpreters([wrong])
     with pytest.raises(InvalidRequestError, match="no peer named 'vllm'"):
-        BenchmarkOptions(threads=2, peers=("vllm",))
+        BenchmarkOptions(threads=(2,), peers=("vllm",))
     with pytest.raises(InvalidRequestError, match="rounds is 0"):
-        BenchmarkOptions(threads=2, rounds=0)
+        BenchmarkOptions(threads=(2,), rounds=0)
     with pytest.raises(InvalidRequestError, match="prompt lengths"):
-        BenchmarkOptions(threads=2, prompt_lengths=(0,))
+        BenchmarkOptions(threads=(2,), prompt_lengths=(0,))
+    with pytest.raises(InvalidRequestError, match="threads are"):
+        BenchmarkOptions(threads=(2, 0))
+    with pytest.raises(InvalidRequestError, match="at most 32"):
+        BenchmarkOptions(threads=(2,), batch_sizes=(1, 33))
 
 
 def test_prompts_are_the_same_work_but_never_the_same_beginning() -> None:
@@ -74,9 +121,17 @@ def test_prompts_are_the_same_work_but_never_the_same_beginning() -> None:
 
 
 def test_context_has_room_for_the_longest_prompt() -> None:
-    assert BenchmarkOptions(threads=1).context == 1024
-    assert BenchmarkOptions(threads=1, prompt_lengths=(32, 4096)).context > 4096
-    assert BenchmarkOptions(threads=1, decode_tokens=2000).context > 2016
+    assert BenchmarkOptions(threads=(1,)).context == 1024
+    assert BenchmarkOptions(threads=(1,), prompt_lengths=(32, 4096)).context > 4096
+    assert BenchmarkOptions(threads=(1,), decode_tokens=2000).context > 2016
+    assert BenchmarkOptions(threads=(1,)).cache_tokens == 1024
+    assert BenchmarkOptions(threads=(1,), batch_sizes=(1, 32)).cache_tokens >= 32 * (16 + 97)
+
+
+def test_every_measurement_has_a_name_of_its_own() -> None:
+    options = BenchmarkOptions(threads=(1,), prompt_lengths=(32, 512), batch_sizes=(1, 8))
+    assert list(options.measurements) == ["prefill 32", "prefill 512", "decode 96", "decode 96 x 8"]
+    assert options.measurements["decode 96 x 8"].total_tokens == 768
 
 
 class _Runner:
@@ -94,51 +149,98 @@ class _Runner:
 
 def test_a_child_answers_line_by_line_and_reports_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "load_runner", lambda *arguments: _Runner())
-    requests = [{"command": "prefill", "ids": [1, 2]}, {"command": "memory"}, {"command": "decode", "ids": [1], "count": 13}]
+    requests = [{"command": "prefill", "ids": [1, 2]}, {"command": "memory"}, {"command": "decode_together", "prompts": [[1], [2]], "count": 3}]
+    requests.append({"command": "decode", "ids": [1], "count": 13})
     answers = io.StringIO()
-    child_module.serve("edgeinfer", "m", 1, 64, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
-    description, prefill, memory, failure = [json.loads(line) for line in answers.getvalue().splitlines()]
+    child_module.serve("edgeinfer", "m", {"threads": 1, "context": 64}, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
+    description, prefill, memory, together, failure = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert description["vocabulary"] == 1000 and description["load_seconds"] >= 0
     assert prefill == {"seconds": 0.002}
-    assert memory["peak_bytes"] > memory["anonymous_bytes"] > 1_000_000
+    assert memory["resident_peak_bytes"] > memory["private_bytes"] > 1_000_000 and memory["file_bytes"] > 1_000_000
+    assert "several sequences" in together["skipped"]
     assert failure == {"error": "RuntimeError: unlucky"}
 
 
+def test_pages_of_a_file_are_counted_and_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(range(256)) * 4096)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+        assert sum(mapping[::4096]) >= 0
+        assert sum(resident for _, _, resident in child_module._mappings(str(path))) == 1 << 20
+        assert child_module.forget_file(str(path)) == 1 << 20
+        assert mapping[4097] == 1  # what is read again is there again
+        assert 0 < sum(resident for _, _, resident in child_module._mappings(str(path))) < 1 << 20
+    assert child_module.forget_file(str(path)) == 0
+
+
+def test_the_peak_of_private_memory_outlives_the_memory() -> None:
+    code = "import sys, time; block = bytearray(80_000_000); time.sleep(0.3); del block; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        memory = PrivateMemory(process.pid)
+        with memory:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        now = private_bytes(process.pid)
+        process.communicate()
+    assert now < 60_000_000 < 80_000_000 < memory.peak
+    assert private_bytes(process.pid) == 0
+
+
 def _player(path: Path, speed: float, fault: str = "") -> str:
-    """A program that plays an engine: it ignores its arguments and answers as child.py does."""
+    """A program that plays an engine, or the roofline's process: it ignores its arguments and answers as those do."""
     path.write_text(
         f"""#!{sys.executable}
 import json, sys
 if {fault == "start"!r}:
     print("no such model", file=sys.stderr)
     sys.exit(3)
-print(json.dumps({{"version": "1", "settings": "played", "load_seconds": 0.1, "vocabulary": 5000}}), flush=True)
+print(json.dumps({{"version": "1", "settings": "played", "load_seconds": 0.1, "vocabulary": 5000, "level": "played", "buffer_bytes": 64}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if request["command"] == "memory":
-        print(json.dumps({{"peak_bytes": 9, "anonymous_bytes": 4}}), flush=True)
-    elif {fault == "middle"!r} and request["command"] == "decode":
+    command = request["command"]
+    if command == "memory":
+        print(json.dumps({{"private_bytes": 1 << 40, "file_bytes": 4, "resident_peak_bytes": 9}}), flush=True)
+    elif command == "read":
+        print(json.dumps({{"read": {{"one": 1e6, "two": {speed}}}}}), flush=True)
+    elif command == "int8":
+        print(json.dumps({{"int8": {speed}, "int8_one_core": {speed} / 2}}), flush=True)
+    elif {fault == "middle"!r} and command == "decode":
         print(json.dumps({{"error": "it broke"}}), flush=True)
+    elif {fault == "together"!r} and command == "decode_together":
+        print(json.dumps({{"skipped": "one at a time"}}), flush=True)
     else:
-        print(json.dumps({{"seconds": (len(request["ids"]) + request.get("count", 0)) / {speed}}}), flush=True)
+        prompts = request.get("prompts", [request.get("ids", [])])
+        tokens = sum(len(prompt) for prompt in prompts) + len(prompts) * request.get("count", 0)
+        print(json.dumps({{"seconds": tokens / {speed}}}), flush=True)
 """
     )
     path.chmod(0o755)
     return str(path)
 
 
-def test_a_whole_run_over_played_engines(tmp_path: Path) -> None:
-    interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 500.0)}
+@pytest.fixture(name="model")
+def model_fixture(tmp_path: Path) -> Path:
+    return tiny_llama(tmp_path / "tiny.gguf")
+
+
+def test_a_whole_run_over_played_engines(tmp_path: Path, model: Path) -> None:
+    interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 500.0, fault="together")}
+    interpreters["roofline"] = _player(tmp_path / "limits", 1e9)
     said: list[str] = []
-    options = BenchmarkOptions(threads=1, prompt_lengths=(32, 512), rounds=2, interpreters=interpreters)
-    found = run_benchmark(tmp_path / "tiny.gguf", options, said.append)
+    options = BenchmarkOptions(threads=(1, 2), prompt_lengths=(32, 512), batch_sizes=(1, 2), rounds=2, interpreters=interpreters)
+    result = run_benchmark(model, options, said.append)
+    assert [run.threads for run in result.runs] == [1, 2] and result.machine["usable_cores"] >= 1
+    found = result.runs[0]
     assert found.ratio("llamacpp", "prefill 512") == pytest.approx(4.0)
     assert found.ratio("llamacpp", "decode 96") == pytest.approx(4.0)
     assert found.speed("edgeinfer", "prefill 32") == pytest.approx(2000)
-    assert [len(values) for values in found.engines["llamacpp"].seconds.values()] == [2, 2, 2]
-    assert found.engines["edgeinfer"].peak_bytes == 9 and found.machine["usable_cores"] >= 1
+    assert found.engines["llamacpp"].skipped == {"decode 96 x 2": "one at a time"} and not found.has("llamacpp", "decode 96 x 2")
+    assert found.speed("edgeinfer", "decode 96 x 2") == pytest.approx(2 * 96 / (2 * 112 / 2000))
+    assert [len(values) for values in found.engines["edgeinfer"].seconds.values()] == [2, 2, 2, 2]
+    work = result.work["decode 96"]
+    assert found.fraction("edgeinfer", "decode 96") == pytest.approx(work.bytes_read / (112 / 2000) / 1e9)
+    assert found.engines["edgeinfer"].memory == Memory(1 << 40, 4, 9)
     turns = [text for text in said if "round" in text or "warm" in text]
-    assert turns == [
+    assert turns[:6] == [
         "edgeinfer: warm-up",
         "llamacpp: warm-up",
         "llamacpp: round 1 of 2",
@@ -146,26 +248,25 @@ def test_a_whole_run_over_played_engines(tmp_path: Path) -> None:
         "edgeinfer: round 2 of 2",
         "llamacpp: round 2 of 2",
     ]
+    json.dumps(result.to_json())
 
 
-def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_path: Path) -> None:
+def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_path: Path, model: Path) -> None:
     ours = _player(tmp_path / "ours", 2000.0)
     broken = _player(tmp_path / "broken", 1.0, fault="start")
-    options = BenchmarkOptions(
-        threads=1, rounds=1, peers=tuple(PEERS), interpreters={"edgeinfer": ours, "llamacpp": broken, "ik_llamacpp": str(tmp_path / "nowhere")}
-    )
-    found = run_benchmark(tmp_path / "tiny.gguf", options)
-    assert list(found.engines) == ["edgeinfer"]
+    interpreters = {peer: str(tmp_path / "nowhere") for peer in PEERS} | {"edgeinfer": ours, "llamacpp": broken}
+    found = run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, peers=tuple(PEERS), interpreters=interpreters, roofline=False)).runs[0]
+    assert list(found.engines) == ["edgeinfer"] and found.roofline is None and found.fraction("edgeinfer", "decode 96") is None
     assert "ended with code 3" in found.missing["llamacpp"] and "it said: no such model" in found.missing["llamacpp"]
     assert "No such file" in found.missing["ik_llamacpp"]
     with pytest.raises(BackendUnavailableError, match="edgeinfer"):
-        run_benchmark(tmp_path / "tiny.gguf", BenchmarkOptions(threads=1, peers=(), interpreters={"edgeinfer": broken}))
+        run_benchmark(model, BenchmarkOptions(threads=(1,), peers=(), interpreters={"edgeinfer": broken}))
 
 
-def test_an_engine_that_fails_on_the_way_ends_the_run_with_its_words(tmp_path: Path) -> None:
+def test_an_engine_that_fails_on_the_way_ends_the_run_with_its_words(tmp_path: Path, model: Path) -> None:
     interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 1.0, fault="middle")}
     with pytest.raises(EdgeInferError, match="llamacpp: it broke"):
-        run_benchmark(tmp_path / "tiny.gguf", BenchmarkOptions(threads=1, rounds=1, interpreters=interpreters))
+        run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, interpreters=interpreters, roofline=False))
 
 
 def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,16 +276,17 @@ def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
     print_result(_result(), Console(width=200))
     printed = capsys.readouterr().out
-    assert "2.00 x" in printed and "left out: why" in printed and "2,560.0" in printed
+    assert "2.00 x" in printed and "left out: why" in printed and "2,560.0  50%" in printed and "768.0  25%" in printed
 
 
 @pytest.mark.llamacpp
 @pytest.mark.model
 def test_llamacpp_is_measured_in_its_own_process(tmp_path: Path, model_path) -> None:  # type: ignore[no-untyped-def]
-    options = BenchmarkOptions(threads=1, prompt_lengths=(16,), decode_tokens=2, rounds=1, interpreters={"edgeinfer": _player(tmp_path / "ours", 2000.0)})
-    found = run_benchmark(model_path("smollm2-135m"), options)
+    interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0)}
+    options = BenchmarkOptions(threads=(1,), prompt_lengths=(16,), decode_tokens=2, rounds=1, interpreters=interpreters, roofline=False)
+    found = run_benchmark(model_path("smollm2-135m"), options).runs[0]
     assert found.missing == {}
     peer = found.engines["llamacpp"]
     assert "llama-cpp-python" in peer.version and "flash attention on" in peer.settings
-    assert peer.peak_bytes > 50_000_000
+    assert peer.memory.private_peak > 20_000_000 and peer.memory.file_pages > 50_000_000
     assert found.speed("llamacpp", "decode 2") > 0

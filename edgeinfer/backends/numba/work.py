@@ -1,0 +1,80 @@
+"""What a forward pass must compute and read, counted from the program: matrix multiply-adds, and the bytes of weights and cached keys and values.
+
+The benchmark divides by these to say how far a speed is from the machine's limits, whichever engine ran.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.backends.numba.emit import page_bytes
+from edgeinfer.backends.numba.weights import file_bytes
+from edgeinfer.gguf.reader import GGUFFile
+from edgeinfer.model import Program, build_program, fuse
+from edgeinfer.model.program import CacheStore
+from kernels_numba.formats import format_by_name
+from kernels_numba.layouts import TILE_ROWS, packed_bytes
+from kernels_numba.ops.attention import PAGE_POSITIONS
+
+
+@dataclass(frozen=True)
+class ProgramWork:
+    """Counts of one program. A multiply-add is one; attention's own products, in float32, are not among them, nor is the embedding, a look-up.
+
+    `weight_bytes` are all that a step reads of the weights as they are packed (norms and biases as float32 included); `file_weight_bytes` the same as the
+    file stores them. `embedding_row_bytes` is what a token reads of the table.
+    """
+
+    multiply_adds_per_row: int
+    multiply_adds_per_output: int  # of operations that run for rows whose logits are asked for: the head
+    weight_bytes: int
+    file_weight_bytes: int
+    embedding_row_bytes: int
+    stores: tuple[CacheStore, ...]
+    cache_type: str
+
+    def multiply_adds(self, rows: int, outputs: int) -> int:
+        return rows * self.multiply_adds_per_row + outputs * self.multiply_adds_per_output
+
+    def cache_bytes(self, positions: int) -> int:
+        """Bytes of keys and values that a token reads which sees `positions` positions, its own included; windows see no more than they hold."""
+        total = 0
+        for store in self.stores:
+            seen = min(positions, store.window) if store.window else positions
+            total += seen * page_bytes(store, self.cache_type) // PAGE_POSITIONS
+        return total
+
+    def decode_bytes(self, first_position: int, count: int, sequences: int = 1, as_in_file: bool = False) -> int:
+        """Bytes read by `count` steps of one token for each of `sequences`, from position `first_position` on: the weights once a step."""
+        weights = self.file_weight_bytes if as_in_file else self.weight_bytes
+        own = sum(self.embedding_row_bytes + self.cache_bytes(first_position + index + 1) for index in range(count))
+        return count * weights + sequences * own
+
+
+def count_work(program: Program, cache_type: str = "f16") -> ProgramWork:
+    """The counts of a program, with a cache of `cache_type`."""
+    per_row = per_output = embedding_row = 0
+    packed, stored = {}, {}
+    for operation in program.operations:
+        if operation.kind == "embedding":
+            table = operation.weights[0]
+            embedding_row += format_by_name(table.format_name).row_bytes(table.shape[1])
+            continue
+        for weight in operation.weights:
+            stored[weight.name] = file_bytes(weight)
+            if len(weight.shape) == 1:
+                packed[weight.name] = -(-weight.shape[0] // TILE_ROWS) * TILE_ROWS * 4
+                continue
+            packed[weight.name] = packed_bytes(weight.format_name, *weight.shape)
+            if operation.outputs[0].per_output:
+                per_output += weight.shape[0] * weight.shape[1]
+            else:
+                per_row += weight.shape[0] * weight.shape[1]
+    return ProgramWork(per_row, per_output, sum(packed.values()), sum(stored.values()), embedding_row, program.stores, cache_type)
+
+
+def work_of_file(model: Path, cache_type: str = "f16") -> ProgramWork:
+    """The counts of a model file, of which only metadata is read. Raises ModelFileError and UnsupportedModelError."""
+    with GGUFFile.open(model) as file:
+        return count_work(fuse(build_program(file)), cache_type)
