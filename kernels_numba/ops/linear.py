@@ -62,12 +62,16 @@ def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block
     """The tile after all groups of a row tile, in ascending order."""
     record = weights
     for _ in range(groups // format.groups_per_record):
-        if width < 16:
+        if width == 1:
+            # One token reads weights as one stream, which the hardware fetches ahead better than hints can. But a long row tile pushes the activations
+            # out of the first cache before the next one reads them again.
+            simd.prefetch(block + BLOCK_BYTES_PER_TOKEN * format.groups_per_record, format.activation_lines)
+        elif width == 4:
             simd.prefetch(record + PREFETCH_BYTES, format.header_lines)
         else:
             simd.prefetch(record + PREFETCH_BYTES, format.record_lines)
         for slot in range(format.groups_per_record):
-            if width < 16:  # few tokens wait for memory, and a record of 50 lines at once would find no free miss buffers
+            if width == 4:  # few tokens wait for memory, and a record of 50 lines at once would find no free miss buffers
                 simd.prefetch(record + PREFETCH_BYTES + format.header_bytes + slot * format.data_bytes, format.data_lines)
             tile = format.step(simd, format, tile, record, slot, block, width, first)
             block += BLOCK_BYTES_PER_TOKEN * width

@@ -11,6 +11,7 @@ from kernels_numba.executor.compile import CompileTimeValue
 from kernels_numba.formats import Format
 from kernels_numba.layouts import FloatLayout, PackedLayout, packed_layout
 from kernels_numba.ops import embedding, linear
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN
 from kernels_numba.ops.variants import VARIANTS
 
 
@@ -40,6 +41,7 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
         "record_lines": layout.record_bytes // 64,
         "header_lines": layout.header_bytes // 64,
         "data_lines": layout.data_bytes // 64,
+        "activation_lines": layout.groups_per_record * BLOCK_BYTES_PER_TOKEN // 64,
         "zero_shift": layout.zero_shift,
         "zero": 1 << layout.zero_shift if layout.zero_shift else 0,
         "unpack": layout.unpack,
