@@ -24,6 +24,7 @@ class BackendOptions:
     maximum_sequences: int = 32
     instruction_set: str | None = None  # a level's name, to force it
     cache_type: str = "f16"  # "f16" | "f32"
+    profile: bool = False  # time every operation of a step, for backends that can: see `ProfilingBackend`
 
 
 @dataclass(frozen=True)
@@ -71,4 +72,26 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Gives back memory and threads. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """An operation of a backend's forward pass and the wall-clock seconds that it took in the steps since the last look, waiting for others included.
+
+    `matrices` names the weight matrices that it multiplies by, `cache_stores` the numbers of the stores whose keys and values it reads.
+    """
+
+    label: str
+    kernel: str
+    seconds: float
+    matrices: tuple[str, ...] = ()
+    cache_stores: tuple[int, ...] = ()
+
+
+class ProfilingBackend(Backend, Protocol):
+    """A backend that was loaded with `BackendOptions.profile`, if it can count at all."""
+
+    def take_profile(self) -> tuple[OperationTime, ...]:
+        """The operations of a pass in order, with their times since the last call; starts from zero again."""
         ...

@@ -16,8 +16,12 @@ def load_backend(name: str, model: Path, options: BackendOptions, progress: Call
     """Loads `model` on the backend `name`; raises UnknownChoiceError for an unknown one, BackendUnavailableError for a missing one, or the model's
     own errors.
 
+    Also raises UnknownChoiceError for a profile of a backend that keeps none.
+
     `progress` is called with the bytes that are loaded and those there are, by backends that take their time.
     """
+    if options.profile and name in BACKENDS and name != "numba":
+        raise UnknownChoiceError(f"the backend {name} does not time its operations; only numba can be profiled")
     if name == "numba":
         from edgeinfer.backends.numba.backend import NumbaBackend
 

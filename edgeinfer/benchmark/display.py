@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgeinfer.benchmark.results import OURS, PREFILL, BenchmarkResult, ThreadsResult
+from edgeinfer.benchmark.results import OURS, PREFILL, BenchmarkResult, StepProfile, ThreadsResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +31,14 @@ def _print_run(result: BenchmarkResult, run: ThreadsResult, console: Console) ->
     if run.roofline is not None:
         _print_roofline(run, console)
     console.print()
-    threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
-    console.print(_speeds(f"{result.model}: tokens a second, {threads}, medians of {result.rounds} alternating rounds", run))
+    console.print(_speeds(f"{result.model}: tokens a second, {_threads(run.threads)}, medians of {result.rounds} alternating rounds", run))
     console.print(_memory(run))
+    for profile in run.profiles:
+        print_profile(profile, run.threads, console)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _print_roofline(run: ThreadsResult, console: Console) -> None:
@@ -95,3 +100,20 @@ def _memory(run: ThreadsResult) -> Table:
         figures = [f"{size / 1e6:,.0f}" for size in (memory.private_peak, memory.file_pages, memory.peak)]
         table.add_row(engine, *figures, f"{memory.peak / ours:.2f} x" if ours else "-", f"{memory.resident_peak / 1e6:,.0f}")
     return table
+
+
+def print_profile(profile: StepProfile, threads: int, console: Console) -> None:
+    """A row for each kind of operation: its time in a step, its rates, and the share of the roofline: the time that the limits allow over its own."""
+    limits = f"the machine reads {profile.limits.best_read / 1e9:,.1f} GB/s and computes {profile.limits.int8 / 1e9:,.0f} GOPS"
+    steps = f"{profile.steps} step{'s' if profile.steps > 1 else ''} of {profile.seconds / profile.steps * 1e6:,.0f} us"
+    table = _table(f"{profile.title} tokens, {_threads(threads)}: {steps}; {limits}")
+    for column in ("operation", "calls\na step", "us\na step", "share", "GOPS", "GB/s", "of the\nroofline"):
+        table.add_column(column, justify="left" if column == "operation" else "right", no_wrap=column != "operation")
+    for row in profile.rows:
+        rates = [f"{rate / 1e9:,.1f}" if rate is not None else "" for rate in (row.operations_per_second, row.bytes_per_second)]
+        fraction = f"{row.fraction:.0%}" if row.fraction is not None else ""
+        form = row.kernel.rsplit("_linear_", 1)[-1]  # the format that the kernel was compiled for
+        name = f"{row.operation} ({form})" if form != row.kernel else row.operation
+        table.add_row(name, str(row.calls), f"{row.seconds * 1e6:,.1f}", f"{row.share:.1%}", *rates, fraction)
+    table.add_row("outside of operations", "", f"{profile.outside * 1e6:,.1f}", "", "", "", "")
+    console.print(table)

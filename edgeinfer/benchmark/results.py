@@ -156,8 +156,65 @@ class EngineResult:
 
 
 @dataclass(frozen=True)
+class ProfileRow:
+    """A kind of operation in a step: how many there are, their seconds together, their share of all. Where they multiply by matrices or read the cache:
+    int8 operations and bytes a second, and the fraction: the time that the machine's limits allow over the time that was taken.
+    """
+
+    operation: str
+    kernel: str
+    calls: int
+    seconds: float
+    share: float
+    operations_per_second: float | None = None
+    bytes_per_second: float | None = None
+    fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Where the time of our engine's steps goes. `seconds` is the wall-clock time of all `steps`, what is outside of operations included."""
+
+    kind: str
+    title: str
+    steps: int
+    seconds: float
+    limits: RooflineSample
+    rows: Sequence[ProfileRow]
+
+    @property
+    def outside(self) -> float:
+        """Seconds of a step that no operation accounts for: filling the step's record, waking the workers."""
+        return self.seconds / self.steps - sum(row.seconds for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        operations = [
+            {
+                "operation": row.operation,
+                "kernel": row.kernel,
+                "calls": row.calls,
+                "microseconds": round(row.seconds * 1e6, 2),
+                "share": round(row.share, 4),
+                "operations_per_second": round(row.operations_per_second) if row.operations_per_second is not None else None,
+                "bytes_per_second": round(row.bytes_per_second) if row.bytes_per_second is not None else None,
+                "fraction_of_roofline": round(row.fraction, 4) if row.fraction is not None else None,
+            }
+            for row in self.rows
+        ]
+        return {
+            "title": self.title,
+            "steps": self.steps,
+            "microseconds_per_step": round(self.seconds / self.steps * 1e6, 2),
+            "microseconds_outside_operations": round(self.outside * 1e6, 2),
+            "read_bytes_per_second": round(self.limits.best_read),
+            "int8_operations_per_second": round(self.limits.int8),
+            "operations": operations,
+        }
+
+
+@dataclass(frozen=True)
 class ThreadsResult:
-    """All engines with one number of threads. `missing` says of a peer why it could not run."""
+    """All engines with one number of threads. `missing` says of a peer why it could not run; `profiles` are of our engine, where asked for."""
 
     threads: int
     measurements: Mapping[str, Measurement]
@@ -165,6 +222,7 @@ class ThreadsResult:
     engines: Mapping[str, EngineResult]
     missing: Mapping[str, str]
     roofline: RooflineResult | None = None
+    profiles: Sequence[StepProfile] = ()
 
     def peers(self) -> list[str]:
         """The engines that ran beside ours."""
@@ -216,6 +274,7 @@ class ThreadsResult:
             "engines": {name: self._engine_json(name) for name in self.engines},
             "ratios": {peer: {name: round(self.ratio(peer, name), 3) for name in self.measurements if self.has(peer, name)} for peer in self.peers()},
             "missing": dict(self.missing),
+            "profiles": {profile.kind: profile.to_json() for profile in self.profiles},
         }
 
     def _engine_json(self, engine: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def bench(
     peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, both with a comma, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
     roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="show where the time of our steps goes, by operation")] = False,
     write: Annotated[Path | None, typer.Option("--write", help="folder to write DATE-MODEL.json into")] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -46,7 +47,12 @@ def bench(
         interpreters=parse_interpreters(peer_python or []),
         roofline=roofline,
     )
-    result = run_benchmark(resolve_model(model), wanted, note)
+    path = resolve_model(model)
+    result = run_benchmark(path, wanted, note)
+    if profile:
+        from edgeinfer.benchmark.profile import with_profiles
+
+        result = with_profiles(result, path, max(wanted.prompt_lengths), decode_tokens, note)
     print_result(result, Console(stderr=as_json))
     if write is not None:
         note(f"written to {write_result(result, write)}")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime
 from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
 from edgeinfer.core import env, host
-from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, NonFiniteError, UnknownChoiceError
+from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
@@ -145,7 +145,8 @@ class NumbaBackend:
             arena = Region(decided.arena_bytes, "arena")
             self._regions = [*caches, arena]
             self._constants = emitter.constants
-            self._tape = Tape.build(self._entries(emitter, self._weights, caches, arena), addresses)
+            self._tape = Tape.build(self._entries(emitter, self._weights, caches, arena), addresses, options.profile)
+            self._reads = [(draft.matrices, draft.cache_stores) for draft in emitter.drafts]
         except BaseException:
             self.close()
             raise
@@ -219,6 +220,17 @@ class NumbaBackend:
                 "Try cache_type='f32', or compare the file with its checksum"
             )
         return StepOutputs(self._logits[: len(rows)], rows)
+
+    def take_profile(self) -> tuple[OperationTime, ...]:
+        """See `ProfilingBackend`; the times are worker 0's. Raises InvalidRequestError if the backend was not loaded with `profile`."""
+        if self._tape.counters is None:
+            raise InvalidRequestError("the backend was not loaded with profile=True, so no times were kept")
+        found = tuple(
+            OperationTime(entry.label, entry.kernel.symbol, int(nanoseconds) / 1e9, *reads)
+            for entry, reads, nanoseconds in zip(self._tape.entries, self._reads, self._tape.counters, strict=True)
+        )
+        self._tape.counters[:] = 0
+        return found
 
     def release(self, sequence_ids: Sequence[int]) -> None:
         """Nothing is kept by sequence: pages belong to the scheduler."""

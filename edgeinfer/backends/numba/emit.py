@@ -46,6 +46,20 @@ class Draft:
     label: str
     barrier_after: bool = True
 
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Names of the packed matrices that it multiplies by. A look-up reads a row, no matrix."""
+        if self.kernel.module == "ops.embedding":
+            return ()
+        return tuple(str(operand.key) for operand in self.operands if isinstance(operand, Address) and operand.kind == "packed")
+
+    @property
+    def cache_stores(self) -> tuple[int, ...]:
+        """Numbers of the stores whose keys and values it reads."""
+        if self.kernel.function == "store_keys_values":
+            return ()
+        return tuple(int(str(operand.key)) for operand in self.operands if isinstance(operand, Address) and operand.kind == "store")
+
 
 class Emitter:
     """Writes the drafts of one program for steps of at most `rows` rows and `workers` workers."""

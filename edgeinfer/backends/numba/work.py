@@ -5,6 +5,7 @@ The benchmark divides by these to say how far a speed is from the machine's limi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from edgeinfer.model.program import CacheStore
 from kernels_numba.formats import format_by_name
 from kernels_numba.layouts import TILE_ROWS, packed_bytes
 from kernels_numba.ops.attention import PAGE_POSITIONS
+
+
+@dataclass(frozen=True)
+class MatrixWork:
+    """One weight matrix: multiply-adds for a row, its packed bytes, and whether it runs only for rows whose logits are asked for."""
+
+    multiply_adds: int
+    packed_bytes: int
+    per_output: bool
 
 
 @dataclass(frozen=True)
@@ -33,17 +43,20 @@ class ProgramWork:
     embedding_row_bytes: int
     stores: tuple[CacheStore, ...]
     cache_type: str
+    matrices: Mapping[str, MatrixWork]
 
     def multiply_adds(self, rows: int, outputs: int) -> int:
         return rows * self.multiply_adds_per_row + outputs * self.multiply_adds_per_output
 
+    def store_bytes(self, store: int, positions: int) -> int:
+        """Bytes of keys and values in a store that a token reads which sees `positions` positions, its own included; a window holds no more than itself."""
+        found = self.stores[store]
+        seen = min(positions, found.window) if found.window else positions
+        return seen * page_bytes(found, self.cache_type) // PAGE_POSITIONS
+
     def cache_bytes(self, positions: int) -> int:
-        """Bytes of keys and values that a token reads which sees `positions` positions, its own included; windows see no more than they hold."""
-        total = 0
-        for store in self.stores:
-            seen = min(positions, store.window) if store.window else positions
-            total += seen * page_bytes(store, self.cache_type) // PAGE_POSITIONS
-        return total
+        """The same of all stores."""
+        return sum(self.store_bytes(store, positions) for store in range(len(self.stores)))
 
     def decode_bytes(self, first_position: int, count: int, sequences: int = 1, as_in_file: bool = False) -> int:
         """Bytes read by `count` steps of one token for each of `sequences`, from position `first_position` on: the weights once a step."""
@@ -54,8 +67,8 @@ class ProgramWork:
 
 def count_work(program: Program, cache_type: str = "f16") -> ProgramWork:
     """The counts of a program, with a cache of `cache_type`."""
-    per_row = per_output = embedding_row = 0
-    packed, stored = {}, {}
+    embedding_row = 0
+    matrices, vectors, stored = {}, {}, {}
     for operation in program.operations:
         if operation.kind == "embedding":
             table = operation.weights[0]
@@ -64,14 +77,20 @@ def count_work(program: Program, cache_type: str = "f16") -> ProgramWork:
         for weight in operation.weights:
             stored[weight.name] = file_bytes(weight)
             if len(weight.shape) == 1:
-                packed[weight.name] = -(-weight.shape[0] // TILE_ROWS) * TILE_ROWS * 4
-                continue
-            packed[weight.name] = packed_bytes(weight.format_name, *weight.shape)
-            if operation.outputs[0].per_output:
-                per_output += weight.shape[0] * weight.shape[1]
+                vectors[weight.name] = -(-weight.shape[0] // TILE_ROWS) * TILE_ROWS * 4
             else:
-                per_row += weight.shape[0] * weight.shape[1]
-    return ProgramWork(per_row, per_output, sum(packed.values()), sum(stored.values()), embedding_row, program.stores, cache_type)
+                products = weight.shape[0] * weight.shape[1]
+                matrices[weight.name] = MatrixWork(products, packed_bytes(weight.format_name, *weight.shape), operation.outputs[0].per_output)
+    return ProgramWork(
+        multiply_adds_per_row=sum(matrix.multiply_adds for matrix in matrices.values() if not matrix.per_output),
+        multiply_adds_per_output=sum(matrix.multiply_adds for matrix in matrices.values() if matrix.per_output),
+        weight_bytes=sum(matrix.packed_bytes for matrix in matrices.values()) + sum(vectors.values()),
+        file_weight_bytes=sum(stored.values()),
+        embedding_row_bytes=embedding_row,
+        stores=program.stores,
+        cache_type=cache_type,
+        matrices=matrices,
+    )
 
 
 def work_of_file(model: Path, cache_type: str = "f16") -> ProgramWork:
