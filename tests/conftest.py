@@ -29,11 +29,17 @@ def llamacpp_models_fixture() -> Callable[[], Path]:
     return llamacpp_models
 
 
+_OPTIONAL = {
+    "llamacpp": (("llama_cpp",), "llama-cpp-python is not installed (needs a C++ compiler): `make test` builds it"),
+    "onnx": (("onnxruntime", "onnx"), "onnxruntime and onnx are not both installed: pip install 'edgeinfer[onnx]'"),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs llama-cpp-python where it is not installed (there is no ready-made package of it, and building needs a C++ compiler)."""
-    if importlib.util.find_spec("llama_cpp") is not None:
-        return
-    missing = pytest.mark.skip(reason="llama-cpp-python is not installed (needs a C++ compiler): `make test` builds it")
-    for item in items:
-        if item.get_closest_marker("llamacpp") is not None:
-            item.add_marker(missing)
+    """Skip what needs a library that is not installed (of llama-cpp-python there is no ready-made package, and building needs a C++ compiler)."""
+    for marker, (modules, reason) in _OPTIONAL.items():
+        if all(importlib.util.find_spec(module) is not None for module in modules):
+            continue
+        for item in items:
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -12,6 +12,7 @@ from edgeinfer.cli.bench import bench
 from edgeinfer.cli.chat import chat
 from edgeinfer.cli.console import guarded, prepare_streams
 from edgeinfer.cli.doctor import doctor
+from edgeinfer.cli.export import export
 from edgeinfer.cli.inspect import inspect
 from edgeinfer.cli.list import list_models
 from edgeinfer.cli.pull import pull
@@ -51,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_models,
     "inspect": inspect,
     "tokenize": tokenize,
+    "export": export,
     "verify": verify,
     "bench": bench,
     "doctor": doctor,

@@ -1,0 +1,238 @@
+"""The dialect `cpu`: ONNX Runtime's own operators, for its CPU provider. Quantized matrices as MatMulNBits whose activations are quantized to 8 bits
+too, attention with a cache that is written in place, norms fused with the sums before them.
+
+A minimum is kept exact: it is a second, small matrix product with the sums of the input over each block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgeinfer.backends.onnx.emitter import Emitter, Interface, number, whole
+from edgeinfer.backends.onnx.matrices import matrix_form
+from edgeinfer.model.program import Operation, Value, Weight
+from kernels_numba.formats import format_by_name
+
+MICROSOFT = "com.microsoft"
+ROPE_PAIRS = 8
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level; anything else multiplies in float32, 8-bit weights some 60 times as slowly
+
+
+class CpuEmitter(Emitter):
+    """See the module. `accuracy_level` is for tests: 0 computes with float32 activations."""
+
+    dialect = "cpu"
+    opset = 23
+    ir_version = 11
+    domains = (MICROSOFT,)
+    accuracy_level = INT8_ACTIVATIONS
+
+    def _declare_inputs(self) -> None:
+        self._turned: dict[Value, tuple[Value, Operation]] = {}
+        self._packed: dict[tuple[Value, ...], str] = {}  # outputs of one product -> its name
+        self._sums: dict[Value, tuple[str, str]] = {}  # value -> the summands, while the sum is put off
+        self._block_sums: dict[tuple[str, int], str] = {}
+        graph = self.graph
+        if self.interface is Interface.STEP:
+            self._lengths = graph.input("seqlens_k", "int32", ["batch"])
+            self._total = graph.input("total_sequence_length", "int32", [])
+            return
+        self._ids = graph.input("input_ids", "int64", ["batch", "rows"])
+        mask = graph.input("attention_mask", "int64", ["batch", "total"])
+        counted = graph.add("ReduceSum", mask, graph.constant([1], "int64"), keepdims=0)
+        self._lengths = graph.add("Cast", graph.add("Sub", counted, graph.constant([1], "int64")), to=6)
+        size = graph.add("Gather", graph.add("Shape", mask), graph.constant(1, "int64"))
+        self._total = graph.add("Cast", size, to=6)
+
+    def _cache_lengths(self) -> tuple[str, str]:
+        return ("cache", "cache") if self.interface is Interface.STEP else ("past", "total")
+
+    # -- operations
+
+    def _table(self, table: Weight) -> str:
+        graph, columns = self.graph, table.shape[1]
+        if not format_by_name(table.format_name).quantized:
+            name = table.name if graph.has_weight(table.name) else graph.weight(table.name, self._floats(table))
+            return graph.add("Gather", name, self._ids)
+        form = matrix_form(table.format_name)
+        names = self._matrix((table,))
+        codes = graph.same_weight(f"{table.name}.table", names[0], "uint8", (table.shape[0], columns * form.bits // 8))
+        rows = graph.add(
+            "GatherBlockQuantized", codes, self._ids, names[1], domain=MICROSOFT, bits=form.bits, block_size=form.block, gather_axis=0,
+            quantize_axis=1,
+        )  # fmt: skip
+        if not form.has_offsets:
+            return rows
+        offsets = graph.add("Unsqueeze", graph.add("Gather", names[2], self._ids, axis=1), graph.constant([-1], "int64"))
+        blocks = graph.add("Reshape", rows, self._shape(0, 0, columns // form.block, form.block))
+        # the offsets lie as [blocks, rows of the table]
+        offsets = graph.add("Transpose", offsets, perm=[1, 2, 0, 3])
+        return graph.add("Reshape", graph.add("Add", blocks, offsets), self._shape(0, 0, columns))
+
+    def _rms_norm(self, operation: Operation) -> None:
+        source, output, weight = operation.inputs[0], operation.outputs[0], operation.weights[0]
+        epsilon, segment = number(operation.attributes["epsilon"]), whole(operation.attributes["segment"])
+        scale = self._vector(weight)
+        if source in self._sums and source in self._deferred:
+            change, residual = self._sums[source]
+            del self._deferred[source]
+            self.graph.add_many(
+                "SkipSimplifiedLayerNormalization", [change, residual, scale], [output.name, "", "", source.name], domain=MICROSOFT, epsilon=epsilon
+            )
+            self._names[source] = source.name
+            self._names[output] = output.name
+            return
+        name = self._name(source)
+        if segment == output.width:
+            self._names[output] = self.graph.add("RMSNormalization", name, scale, name=output.name, axis=-1, epsilon=epsilon)
+            return
+        parted = self.graph.add("Reshape", name, self._shape(0, 0, output.width // segment, segment))
+        normed = self.graph.add("RMSNormalization", parted, scale, axis=-1, epsilon=epsilon)
+        self._names[output] = self.graph.add("Reshape", normed, self._shape(0, 0, output.width), name=output.name)
+
+    def _linear(self, operation: Operation) -> None:
+        if operation.outputs[0] in self._names or operation.outputs[0] in self._deferred:
+            return  # made together with another product of the same input
+        if not format_by_name(operation.weights[0].format_name).quantized:
+            self._float_linear(operation)
+            return
+        members = self._members(operation)
+        source = self._name(operation.inputs[0])
+        matrices = tuple(member.weights[0] for member in members)
+        form = matrix_form(matrices[0].format_name)
+        columns, rows = matrices[0].shape[1], sum(matrix.shape[0] for matrix in matrices)
+        names = self._matrix(matrices)
+        bias = self._bias(members)
+        inputs = [source, names[0], names[1]] + (["", "", bias] if bias and not form.has_offsets else [])
+        product = self.graph.add(
+            "MatMulNBits", *inputs, domain=MICROSOFT, K=columns, N=rows, bits=form.bits, block_size=form.block, accuracy_level=self.accuracy_level
+        )
+        if form.has_offsets:
+            product = self.graph.add("Add", product, self.graph.add("MatMul", self._sums_of_blocks(source, columns, form.block), names[2]))
+            product = self.graph.add("Add", product, bias) if bias else product
+        self._part(members, product)
+
+    def _rope(self, operation: Operation) -> None:
+        self._turned[operation.outputs[0]] = (operation.inputs[0], operation)
+
+    def _attention(self, operation: Operation) -> None:
+        queries, keys, values = operation.inputs
+        attributes = operation.attributes
+        store = self.program.stores[whole(attributes["store"])]
+        if store.key_size != store.value_size:
+            self._refuse(f"attention with keys of {store.key_size} and values of {store.value_size}")
+        turned = [self._turned.get(value) for value in (queries, keys)]
+        rotary: dict[str, int] = {}
+        tables = ["", ""]
+        if turned[0] is not None and turned[1] is not None:
+            first, second = turned[0][1], turned[1][1]
+            if first.inputs[1] != second.inputs[1] or first.attributes["pairing"] != second.attributes["pairing"]:
+                self._refuse("queries and keys that are turned differently")
+            queries, keys = turned[0][0], turned[1][0]
+            if whole(first.attributes["pairs"]) % ROPE_PAIRS or whole(second.attributes["pairs"]) % ROPE_PAIRS:
+                self._refuse(f"a rope of {first.attributes['pairs']} pairs (the operator takes multiples of {ROPE_PAIRS})")
+            table = self._name(first.inputs[1])
+            tables = [f"{table}.cos", f"{table}.sin"]
+            rotary = {"do_rotary": 1, "rotary_interleaved": int(first.attributes["pairing"] == "neighbours")}
+        elif turned != [None, None]:
+            self._refuse("turned queries beside keys that are not, or the other way round")
+        past_key, past_value, present_key, present_value = self._caches(store)
+        together = self._packed.get((queries, keys, values))
+        inputs = [together, "", ""] if together is not None else [self._name(queries), self._name(keys), self._name(values)]
+        self.graph.add_many(
+            "GroupQueryAttention", [*inputs, past_key, past_value, self._lengths, self._total, *tables],
+            [operation.outputs[0].name, present_key, present_value], domain=MICROSOFT, num_heads=whole(attributes["heads"]),
+            kv_num_heads=store.kv_heads, scale=number(attributes["scale"]), local_window_size=whole(attributes["window"]) or -1,
+            softcap=number(attributes["softcap"]), **rotary,
+        )  # fmt: skip
+        self._names[operation.outputs[0]] = operation.outputs[0].name
+
+    def _activated(self, function: str, x: str) -> str:
+        if function == "silu":
+            return self.graph.add("QuickGelu", x, domain=MICROSOFT, alpha=1.0)
+        if function in ("gelu_tanh", "gelu_erf"):
+            return self.graph.add("Gelu", x, approximate="tanh" if function == "gelu_tanh" else "none")
+        return super()._activated(function, x)
+
+    # -- products
+
+    def _members(self, operation: Operation) -> list[Operation]:
+        """The products of one input that one operator can make: they have the same form, and nothing is added to them."""
+        if operation.attributes["has_residual"]:
+            return [operation]
+        form = matrix_form(operation.weights[0].format_name)
+        return [
+            other
+            for other in self.program.operations
+            if other.kind == "linear"
+            and other.inputs == operation.inputs
+            and not other.attributes["has_residual"]
+            and format_by_name(other.weights[0].format_name).quantized
+            and matrix_form(other.weights[0].format_name) == form
+        ]
+
+    def _matrix(self, matrices: tuple[Weight, ...]) -> tuple[str, str, str]:
+        """Codes uint8[N, blocks, bytes], scales float32[N, blocks] and, with a minimum, offsets float32[blocks, N] as weights; their names."""
+        name = "+".join(matrix.name for matrix in matrices)
+        names = (name, f"{name}.scales", f"{name}.offsets")
+        if not self.graph.has_weight(name):
+            held = self._held(*matrices)
+            blocks = held.scales.shape[1]
+            self.graph.weight(names[0], held.codes.reshape(len(held.codes), blocks, -1))
+            self.graph.weight(names[1], held.scales)
+            if held.offsets is not None:
+                self.graph.weight(names[2], held.offsets.T.copy())
+        return names
+
+    def _bias(self, members: list[Operation]) -> str | None:
+        """The biases of products that are made together, end to end; zeros for those without."""
+        if not any(member.attributes["has_bias"] for member in members):
+            return None
+        if len(members) == 1:
+            return self._vector(members[0].weights[1])
+        parts = [
+            self._decoded(member.weights[1]) if member.attributes["has_bias"] else np.zeros(member.outputs[0].width, np.float32) for member in members
+        ]
+        return self.graph.weight("+".join(member.outputs[0].name for member in members) + ".bias", np.concatenate(parts))
+
+    def _sums_of_blocks(self, source: str, columns: int, block: int) -> str:
+        """float32[batch, rows, blocks]: sums of a value over each block, made once."""
+        key = (source, block)
+        if key not in self._block_sums:
+            parted = self.graph.add("Reshape", source, self._shape(0, 0, columns // block, block))
+            self._block_sums[key] = self.graph.add("ReduceSum", parted, self.graph.constant([-1], "int64"), keepdims=0)
+        return self._block_sums[key]
+
+    def _float_linear(self, operation: Operation) -> None:
+        weight = operation.weights[0]
+        name = weight.name if self.graph.has_weight(weight.name) else self.graph.weight(weight.name, self._floats(weight))
+        product = self.graph.add("FusedMatMul", self._name(operation.inputs[0]), name, domain=MICROSOFT, transB=1)
+        if operation.attributes["has_bias"]:
+            product = self.graph.add("Add", product, self._vector(operation.weights[1]))
+        self._part([operation], product)
+
+    def _part(self, members: list[Operation], product: str) -> None:
+        """Gives each output its columns of the product, when somebody asks; a single one takes all, with its residual added."""
+        outputs = tuple(member.outputs[0] for member in members)
+        if len(members) == 1:
+            if members[0].attributes["has_residual"]:
+                self._defer_sum(outputs[0], product, self._name(members[0].inputs[1]))
+            else:
+                self._names[outputs[0]] = product
+            return
+        self._packed[outputs] = product
+
+        def split(wanted: Value) -> str:
+            sizes = self.graph.constant([output.width for output in outputs], "int64")
+            self.graph.add_many("Split", [product, sizes], [output.name for output in outputs], axis=-1)
+            for output in outputs:
+                self._deferred.pop(output, None)
+                self._names[output] = output.name
+            return wanted.name
+
+        for output in outputs:
+            self._deferred[output] = lambda wanted=output: split(wanted)  # type: ignore[misc]
+
+    def _defer_sum(self, output: Value, change: str, residual: str) -> None:
+        super()._defer_sum(output, change, residual)
+        self._sums[output] = (change, residual)
