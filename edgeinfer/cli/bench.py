@@ -24,6 +24,7 @@ def bench(
     roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
     profile: Annotated[bool, typer.Option("--profile", help="show where the time of our steps goes, by operation")] = False,
     write: Annotated[Path | None, typer.Option("--write", help="folder to write DATE-MODEL.json into")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="draw the result into this PNG file (needs the extra `bench`)")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure speed and memory beside peers. Prefill, decode and time to first token, in alternating rounds, each in its own process."""
@@ -48,6 +49,10 @@ def bench(
         roofline=roofline,
     )
     path = resolve_model(model)
+    if plot is not None:
+        from edgeinfer.benchmark.plot import check_plot
+
+        check_plot(plot)  # before minutes are spent on measuring
     result = run_benchmark(path, wanted, note)
     if profile:
         from edgeinfer.benchmark.profile import with_profiles
@@ -56,5 +61,10 @@ def bench(
     print_result(result, Console(stderr=as_json))
     if write is not None:
         note(f"written to {write_result(result, write)}")
+    if plot is not None:
+        from edgeinfer.benchmark.plot import plot_record
+
+        plot_record(result.to_json(), plot)
+        note(f"drawn into {plot}")
     if as_json:
         print_json(result.to_json())

@@ -60,6 +60,7 @@ OWNERS = {
     "huggingface_hub": ("edgeinfer/pull.py",),
     "typer": ("edgeinfer/cli/",),
     "rich": ("edgeinfer/cli/", "edgeinfer/verify/display", "edgeinfer/benchmark/display"),
+    "matplotlib": ("edgeinfer/benchmark/plot",),
     "fastapi": ("edgeinfer/server/",),
     "numba": ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/executor/", "kernels_numba/layouts/"),
     "llvmlite": ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/executor/", "kernels_numba/layouts/"),
@@ -67,7 +68,7 @@ OWNERS = {
     "torch": (),
     "psutil": (),
 }
-HEAVY = {"numba", "llvmlite", "tokenizers", "jinja2", "llama_cpp", "onnxruntime", "huggingface_hub", "fastapi", "uvicorn", "rich"}
+HEAVY = {"numba", "llvmlite", "tokenizers", "jinja2", "llama_cpp", "onnxruntime", "huggingface_hub", "fastapi", "uvicorn", "rich", "matplotlib"}
 MAY_IMPORT_NUMBA_EAGERLY = ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/layouts/", "kernels_numba/executor/compile.py")
 
 
