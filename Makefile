@@ -11,7 +11,7 @@ PROMPT ?= What is gravity?
 PYTEST_ARGUMENTS ?=
 export PYTHON
 
-.PHONY: help run install environment test prepare-tests test-only lint bench verify campaign test-arm64 readme clean
+.PHONY: help run install environment test prepare-tests test-only lint bench verify campaign test-arm64 kernel-pack readme clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -57,6 +57,10 @@ test-arm64: environment
 # make campaign        long fuzzing and soak runs; the tests run a seeded hundredth of them
 campaign: prepare-tests
 	@EDGEINFER_FUZZ_SCALE=$${EDGEINFER_FUZZ_SCALE:-100} tools/run_tests.sh -m "not llamacpp or llamacpp" -k "fuzz or soak or hostile or random"
+
+# make kernel-pack     put ready-made kernels of the pulled models (or MODELS="...") into the package, for wheels that are built next
+kernel-pack: install
+	@$(BIN)/python -m tools.kernel_pack $(MODELS)
 
 # make readme          write the generated tables of README.md anew
 readme: install

@@ -10,6 +10,7 @@ import typer
 from edgeinfer.cli.batch import batch
 from edgeinfer.cli.bench import bench
 from edgeinfer.cli.chat import chat
+from edgeinfer.cli.compile import compile_model
 from edgeinfer.cli.console import guarded, prepare_streams
 from edgeinfer.cli.doctor import doctor
 from edgeinfer.cli.export import export
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "batch": batch,
     "pull": pull,
     "list": list_models,
+    "compile": compile_model,
     "inspect": inspect,
     "tokenize": tokenize,
     "export": export,

@@ -24,6 +24,7 @@ class Variable:
 VARIABLES: tuple[Variable, ...] = (
     Variable("EDGEINFER_HOME", "folder that holds pulled models", "edgeinfer in the user's cache folder"),
     Variable("EDGEINFER_CACHE", "folder that holds compiled kernels; `none` keeps them in memory only", "kernels in EDGEINFER_HOME"),
+    Variable("EDGEINFER_KERNELS", "folders with ready-made kernels, joined by colons, to look through before those of the installation", "none"),
     Variable("EDGEINFER_ISA", "instruction-set level of the kernels, instead of the best one that this processor has", "detected"),
     Variable("EDGEINFER_THREADS", "number of worker threads, instead of the number of usable cores", "detected"),
     Variable("EDGEINFER_FUZZ_SCALE", "tests only: how many percent of a full fuzzing campaign to run", "1"),

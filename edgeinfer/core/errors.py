@@ -69,6 +69,10 @@ class PullError(EdgeInferError):
     """A model could not be fetched, or what was fetched is not what its card describes."""
 
 
+class StorageError(EdgeInferError):
+    """What was to be kept on disk (packed weights, ready-made kernels) could not be: no room, no permission, a folder that others can write to."""
+
+
 class MemoryPlanError(EdgeInferError):
     """The model cannot fit into the memory that is available. The message holds the numbers and the remedies."""
 

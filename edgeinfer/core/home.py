@@ -1,8 +1,9 @@
-"""Where files that outlive a run are kept: pulled models and compiled kernels. Anyone may import this module; it creates nothing on its own."""
+"""Where files that outlive a run are kept: pulled models, compiled kernels and packed weights. Anyone may import this module; it creates nothing on its own."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,3 +51,16 @@ def kernel_cache_path(environment: Mapping[str, str] | None = None) -> Path | No
     if given == "none":
         return None
     return Path(given).expanduser().absolute()
+
+
+def kernel_pack_paths(environment: Mapping[str, str] | None = None) -> list[Path]:
+    """Folders with ready-made kernels, in the order in which they are searched after the cache: those of EDGEINFER_KERNELS (joined by colons), that of the
+    Python installation, that of the system. They need not exist."""
+    given = env.value("EDGEINFER_KERNELS", environment) or ""
+    places = [Path(entry).expanduser().absolute() for entry in given.split(os.pathsep) if entry]
+    return [*places, Path(sys.prefix) / "lib" / "edgeinfer" / "kernels", Path("/usr/lib/edgeinfer/kernels")]
+
+
+def packed_weights_path(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of packed weights that `edgeinfer compile --weights` keeps."""
+    return home_path(environment) / "packed"

@@ -85,10 +85,11 @@ class GGUFFile:
         info = self.tensors[name]
         return self.tensor_bytes(name).reshape(info.rows, info.nbytes // info.rows)
 
-    def release(self, name: str) -> int:
-        """Let the whole pages of a tensor leave memory (reading it again reads the file again); the bytes given back."""
+    def release(self, name: str, start: int = 0, length: int | None = None) -> int:
+        """Let the whole pages of a tensor, or of `length` bytes of it from `start`, leave memory (reading them again reads the file again); the bytes
+        given back."""
         info = self.tensors[name]
-        return release_pages(self._mapping(info.shard), info.offset, info.nbytes)
+        return release_pages(self._mapping(info.shard), info.offset + start, info.nbytes - start if length is None else length)
 
     def refuse_unsupported_formats(self) -> None:
         """An UnsupportedModelError that names the tensors whose type edgeinfer cannot compute with; nothing if there is none."""

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,15 @@ class Sources:
 
     def digest(self, kernel: KernelName, level: Level) -> str:
         """16 hexadecimal digits."""
+        return self._digest(self.modules(kernel, level))
+
+    def layout_digest(self, formats: Iterable[str]) -> str:
+        """16 hexadecimal digits of all that decides the bytes of packed weights of these formats, the same for every level."""
+        return self._digest(frozenset().union(self._closure("ops.pack"), *(self._closure(f"formats.{name.lower()}") for name in formats)))
+
+    def _digest(self, modules: frozenset[str]) -> str:
         digest = hashlib.sha256()
-        for name in sorted(self.modules(kernel, level)):
+        for name in sorted(modules):
             digest.update(name.encode() + b"\0" + self._file(name)[0])
         return digest.hexdigest()[:16]
 

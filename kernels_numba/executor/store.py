@@ -15,7 +15,6 @@ import hashlib
 import importlib
 import json
 import os
-import stat
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_numba.executor.executable import MappedCode
 from kernels_numba.executor.link import Image, link
 from kernels_numba.executor.sources import compiler_versions, sources
+from kernels_numba.executor.trust import PACKAGE, make_own, not_ours
 from kernels_numba.simd.levels import Level
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _HASH_BYTES = 32
 _STALE_AFTER = 30 * 86400.0
 """Seconds after which an object of other sources is removed when its kernel is made again. Checkouts of several versions may share a folder."""
 
-BUILT_IN_PACK = Path(__file__).resolve().parent.parent / "pack"
+BUILT_IN_PACK = PACKAGE / "pack"
 """Kernels that travel in the wheel; `tools/kernel_pack.py` makes them."""
 
 
@@ -80,7 +80,7 @@ class KernelStore:
         self.level = level
         self.compilers = compilers
         self.directory = directory / level.name if directory is not None else None
-        obstacle = _make_own(directory, level.name) if directory is not None else None
+        obstacle = make_own(directory, level.name) if directory is not None else None
         if obstacle is not None:
             warnings.warn(
                 f"{directory} cannot be used for compiled kernels ({obstacle}); "
@@ -229,7 +229,7 @@ class KernelStore:
             own = folder == self.directory
             try:
                 with path.open("rb") as file:
-                    obstacle = _not_ours(os.fstat(file.fileno()), path)
+                    obstacle = not_ours(os.fstat(file.fileno()), path)
                     data = file.read() if obstacle is None else b""
             except OSError:
                 continue
@@ -278,42 +278,14 @@ def _expected_cost(kernel: KernelName) -> int:
     return {"ops.attention": 2, "ops.linear": 1}.get(kernel.module, 0)
 
 
-def _not_ours(information: os.stat_result, path: Path) -> str | None:
-    """None for what belongs to us or to root and nobody else can write to, otherwise what is wrong. What lies in the package must be no more open than the
-    package's own modules, which run as well."""
-    allowed, owners = 0, {os.getuid(), 0}
-    if path.is_relative_to(BUILT_IN_PACK):
-        package = BUILT_IN_PACK.parent.stat()
-        allowed, owners = package.st_mode, owners | {package.st_uid}
-    if information.st_uid not in owners or information.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~allowed:
-        return f"it must be a {'folder' if stat.S_ISDIR(information.st_mode) else 'file'} of yours that nobody else can write to"
-    return None
-
-
 def _trusted_pack(pack: Path, level: str) -> bool:
     """Whether a pack has kernels of the level and may be used; warns of one that others could have changed."""
     for folder in (pack, pack / level):
         try:
-            obstacle = _not_ours(folder.stat(), folder)
+            obstacle = not_ours(folder.stat(), folder)
         except OSError:
             return False
         if obstacle is not None:
             warnings.warn(f"the kernels in {folder} are not used: {obstacle}", stacklevel=3)
             return False
     return True
-
-
-def _make_own(directory: Path, *inner: str) -> str | None:
-    """Makes the folder and the ones inside of it, if need be. None when they exist, are ours and are writable by nobody else (read-only folders of ours
-    are fine), otherwise what is in the way.
-    """
-    folders = [directory.joinpath(*inner[:depth]) for depth in range(len(inner) + 1)]
-    for folder in folders:
-        try:
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # others may read: root fills a cache when an image is built, a service uses it
-            obstacle = _not_ours(folder.stat(), folder)
-        except OSError as error:
-            return error.strerror or str(error)
-        if obstacle is not None:
-            return obstacle
-    return None

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kernels_numba.executor import store as store_module
+from kernels_numba.executor import trust
 from kernels_numba.executor.aligned import address_of, aligned_zeros
 from kernels_numba.executor.sources import Sources, compiler_versions, sources
 from kernels_numba.executor.step import STEP_WORDS
@@ -140,7 +141,7 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path, mode: in
 
 
 def test_a_folder_of_somebody_else_is_not_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(trust.os, "getuid", lambda: 12345)
     if folder.stat().st_uid == 0:
         os.chown(folder, 4321, -1)
     with pytest.warns(UserWarning, match="a folder of yours"):
@@ -151,7 +152,7 @@ def test_a_folder_that_root_filled_is_used_by_others(folder: Path, monkeypatch: 
     """Root compiles while an image is built; the service that runs it may read the folder and write nowhere."""
     if folder.stat().st_uid != 0:
         pytest.skip("only root can fill a folder as root")
-    monkeypatch.setattr(store_module.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(trust.os, "getuid", lambda: 12345)
     assert quiet(folder).compiled == []
     assert all(path.stat().st_mode & 0o005 == 0o005 for path in [folder, *folder.rglob("*")] if path.is_dir())
     assert all(path.stat().st_mode & 0o004 for path in objects(folder))
@@ -280,7 +281,7 @@ def test_a_pack_that_others_can_write_to_is_not_used(folder: Path, depth: int) -
 def test_a_pack_inside_the_package_is_trusted_as_far_as_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the umask lets the group write, pip installs modules and packs that the group can write to alike: the one is no safer than the other."""
     [path] = objects(folder)
-    monkeypatch.setattr(store_module, "BUILT_IN_PACK", folder)
+    monkeypatch.setattr(trust, "PACKAGE", folder.parent)
     for entry in (folder, path.parent, path):
         entry.chmod(0o775)
     folder.parent.chmod(0o755)

@@ -32,7 +32,7 @@ SIDEWAYS = {("edgeinfer.tokenizer", "edgeinfer.gguf"), ("edgeinfer.model", "edge
 
 KERNEL_LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernels_numba.simd",),
-    ("kernels_numba.executor.aligned",),
+    ("kernels_numba.executor.aligned", "kernels_numba.executor.link"),
     ("kernels_numba.executor.step", "kernels_numba.executor.compile"),  # the words of the step record; what the compiler takes as a constant
     ("kernels_numba.formats", "kernels_numba.layouts"),
     ("kernels_numba.ops",),
@@ -199,5 +199,5 @@ def test_loading_a_backend_imports_no_numba() -> None:
     """Modules that are needed when kernels are compiled already: none of them, nor what they import, may bring Numba in."""
     modules = ["edgeinfer.engine", "edgeinfer.gguf.reader", "edgeinfer.model.build", "kernels_numba.executor.store", "kernels_numba.formats"]
     modules.append("edgeinfer.backends.numba.backend")
-    program = f"import sys, {', '.join(modules)}; sys.exit(any(name in sys.modules for name in ('numba', 'llama_cpp', 'jinja2', 'rich')))"
+    program = f"import sys, {', '.join(modules)}; sys.exit(any(name in sys.modules for name in ('numba', 'llvmlite', 'llama_cpp', 'jinja2', 'rich')))"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0

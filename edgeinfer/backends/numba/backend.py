@@ -5,32 +5,35 @@ from __future__ import annotations
 import dataclasses
 import platform
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime
 from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
+from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
 from edgeinfer.core import env, host
 from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
-from edgeinfer.core.home import kernel_cache_path
+from edgeinfer.core.home import kernel_cache_path, kernel_pack_paths
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.step import StepRecord
-from kernels_numba.executor.store import KernelName, KernelStore
+from kernels_numba.executor.store import BUILT_IN_PACK, KernelName, KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
 from kernels_numba.ops.attention import PAGE_POSITIONS
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
 
-PROCESS_GROWTH = 48_000_000
-"""Bytes that llvmlite, the compiled kernels and worker stacks add to a process that has not compiled anything; measured."""
+PROCESS_GROWTH = 4_000_000
+"""Bytes that mapped kernels, the tape and worker stacks add to a process that does not compile; measured."""
 
 DEFAULT_CACHED_CONTEXTS = 4
 """Contexts that the cache holds by default where memory allows, so that several sequences can run together."""
@@ -63,7 +66,7 @@ def kernel_store(level: Level) -> KernelStore:
     key = (level.name, kernel_cache_path())
     with _stores_lock:
         if key not in _stores:
-            _stores[key] = KernelStore(level, key[1], compilers=host.usable_cores().count)
+            _stores[key] = KernelStore(level, key[1], host.usable_cores().count, [*kernel_pack_paths(), BUILT_IN_PACK])
         return _stores[key]
 
 
@@ -78,6 +81,13 @@ class _Plan:
     threads: host.UsableCores
     cache_tokens: int
     memory: MemoryPlan
+    stored: StoredWeights | None  # packed weights that are on disk and fit
+    stored_problem: str | None  # why those that are there do not
+
+    @property
+    def kernels(self) -> list[KernelName]:
+        """All that running and packing the model takes."""
+        return list(dict.fromkeys([*RUN_KERNELS, *pack_kernels(self.weights), *(draft.kernel for draft in self.emitter.drafts)]))
 
 
 def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
@@ -96,15 +106,16 @@ def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
     arena_bytes = emitter.arena.lay_out()
     page = sum(page_bytes(store, options.cache_type) for store in program.stores)
     available = host.available_memory()
+    stored, stored_problem = find(stored_path(file), lambda: weights_identity(file, weights), weights.layout.size)
 
     def memory(cache_tokens: int) -> MemoryPlan:
         return MemoryPlan(
-            weights=weights.resident_bytes,
+            weights=weights.resident_bytes if stored is None else 0,
             cache=page * _pages(cache_tokens),
             arena=arena_bytes,
             process=PROCESS_GROWTH,
-            peak_while_packing=weights.largest_source,
-            mapped=weights.mapped_bytes,
+            peak_while_packing=weights.packing_bytes if stored is None else 0,
+            mapped=weights.mapped_bytes + (stored.size if stored is not None else 0),
             available=available.size,
             available_reason=available.reason,
         )
@@ -115,7 +126,12 @@ def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
         cache_tokens = options.context * min(DEFAULT_CACHED_CONTEXTS, options.maximum_sequences)
         if memory(cache_tokens).peak > available.size // 2:
             cache_tokens = options.context
-    return _Plan(program, weights, emitter, arena_bytes, threads, cache_tokens, memory(cache_tokens))
+    return _Plan(program, weights, emitter, arena_bytes, threads, cache_tokens, memory(cache_tokens), stored, stored_problem)
+
+
+def weights_identity(file: GGUFFile, weights: WeightPlan) -> str:
+    """What packed weights on disk must have been made from."""
+    return identity(file, weights.layout.offsets, sorted({weight.format_name for weight in weights.packed}))
 
 
 def _pages(tokens: int) -> int:
@@ -136,11 +152,10 @@ class NumbaBackend:
         try:
             level = choose_level(options.instruction_set)
             store = kernel_store(level)
-            kernels = [draft.kernel for draft in emitter.drafts]
-            addresses = store.load([*RUN_KERNELS, *pack_kernels(decided.weights), *kernels])
+            addresses = store.load(decided.kernels)
             cores = decided.threads.cpus if len(decided.threads.cpus) == decided.threads.count else None
             self._pool = WorkerPool(decided.threads.count, cores, store)
-            self._weights = Weights.load(file, decided.weights, lambda entry: self._pack(entry, addresses), progress)
+            self._weights = self._load_weights(file, decided, addresses, progress)
             caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, options.cache_type), "KV cache") for store_ in program.stores]
             arena = Region(decided.arena_bytes, "arena")
             self._regions = [*caches, arena]
@@ -183,9 +198,27 @@ class NumbaBackend:
             file.close()
             raise
 
-    def _pack(self, entry: TapeEntry, addresses: dict[KernelName, int]) -> None:
-        assert self._pool is not None
-        self._pool.run(Tape.build([entry], addresses), StepRecord(1, 1, 0))
+    @property
+    def weights_memory(self) -> NDArray[np.uint8]:
+        """The packed weights as they lie in memory, for keeping them on disk. A view: drop it before closing."""
+        assert self._weights is not None
+        return self._weights.memory
+
+    def _load_weights(
+        self, file: GGUFFile, decided: _Plan, addresses: dict[KernelName, int], progress: Callable[[int, int], None] | None
+    ) -> Weights:
+        """From disk if they are there and fit, else packed."""
+        if decided.stored is not None:
+            try:
+                return Weights.map(file, decided.weights, decided.stored)
+            except OSError as error:
+                warnings.warn(f"the packed weights in {decided.stored.path} cannot be mapped ({error}); they are packed anew", stacklevel=2)
+        pool, record = self._pool, StepRecord(1, 1, 0)
+        assert pool is not None
+        weights = Weights.pack(file, decided.weights, lambda entries: pool.run(Tape.build(entries, addresses), record), progress)
+        if decided.stored_problem is not None:
+            renew(stored_path(file), weights_identity(file, decided.weights), weights.memory, decided.stored_problem)
+        return weights
 
     def _entries(self, emitter: Emitter, weights: Weights, caches: list[Region], arena: Region) -> list[TapeEntry]:
         """The drafts with their addresses."""

@@ -1,17 +1,22 @@
 """Weights in memory: which tensors of a program are packed, kept as float32 rows or left mapped, and packing them with all workers.
 
 A linear weight is packed; a table that is only looked up stays in the file's mapping; a table that is also the output matrix is packed once and gathered
-from there. The pages of a packed tensor's file are given back as soon as it is packed, so that memory never holds two copies.
+from there. Packing goes through the file in pieces of a few megabytes and gives the pages of a piece back when it is packed, so that memory never holds
+two copies. Packed weights and rows lie in one piece of memory, which can be kept on disk (`stored`) and is then mapped instead of packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.memory import Region
+from edgeinfer.backends.numba.stored import HEADER_BYTES, StoredWeights
 from edgeinfer.core.errors import ModelFileError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model.program import Program, Weight
@@ -29,19 +34,50 @@ class WeightPlan:
     rows: tuple[Weight, ...]  # norms and biases, as float32
     mapped: tuple[Weight, ...]
 
+    @cached_property
+    def layout(self) -> WeightLayout:
+        return _lay_out(self)
+
     @property
     def resident_bytes(self) -> int:
-        vectors = sum(-(-weight.shape[-1] // TILE_ROWS) * TILE_ROWS * 4 for weight in self.rows)
-        return sum(packed_bytes(weight.format_name, *weight.shape) for weight in self.packed) + vectors
+        return self.layout.size
 
     @property
     def mapped_bytes(self) -> int:
         return sum(file_bytes(weight) for weight in self.mapped)
 
     @property
-    def largest_source(self) -> int:
-        """File bytes of the largest tensor that is packed: what packing needs beside the result."""
-        return max((file_bytes(weight) for weight in self.packed), default=0)
+    def packing_bytes(self) -> int:
+        """File bytes that are in memory at once while packing, beside the result."""
+        return min(PIECE_BYTES, sum(file_bytes(weight) for weight in self.packed))
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """Where packed tensors and float32 rows lie in the weights' memory: offsets by name. `size` counts all bytes, with those that may be read behind the
+    last one."""
+
+    packed: dict[str, int]
+    rows: dict[str, int]
+    size: int
+
+    @property
+    def offsets(self) -> list[tuple[str, int]]:
+        """All names and offsets, in order."""
+        return [*self.packed.items(), *self.rows.items()]
+
+
+def _lay_out(plan: WeightPlan) -> WeightLayout:
+    packed: dict[str, int] = {}
+    rows: dict[str, int] = {}
+    offset = 0
+    for weight in plan.packed:
+        packed[weight.name] = offset
+        offset += -(-packed_bytes(weight.format_name, *weight.shape) // PAGE_BYTES) * PAGE_BYTES
+    for weight in plan.rows:
+        rows[weight.name] = offset
+        offset += -(-weight.shape[-1] // TILE_ROWS) * TILE_ROWS * 4
+    return WeightLayout(packed, rows, offset + READ_BEYOND)
 
 
 def file_bytes(weight: Weight) -> int:
@@ -74,72 +110,102 @@ def pack_kernels(plan: WeightPlan) -> list[KernelName]:
 
 
 class Weights:
-    """The tensors of a loaded program by name: `packed[name]`, `rows[name]` and `mapped[name]` are addresses."""
+    """The tensors of a loaded program by name: `packed[name]`, `rows[name]` and `mapped[name]` are addresses. `memory` is all of packed and rows."""
 
-    def __init__(self) -> None:
-        self.packed: dict[str, int] = {}
-        self.rows: dict[str, int] = {}
-        self.mapped: dict[str, int] = {}
-        self._regions: list[Region] = []
-        self._vectors: list[np.ndarray] = []
+    def __init__(self, file: GGUFFile, plan: WeightPlan, base: int, memory: NDArray[np.uint8], owner: Region | mmap.mmap) -> None:
+        self.packed = {name: base + offset for name, offset in plan.layout.packed.items()}
+        self.rows = {name: base + offset for name, offset in plan.layout.rows.items()}
+        self.mapped = {weight.name: int(file.tensor_bytes(weight.name).ctypes.data) for weight in plan.mapped}
+        self.memory = memory
+        self._owner = owner
 
     @classmethod
-    def load(
-        cls, file: GGUFFile, plan: WeightPlan, run: Callable[[TapeEntry], None], progress: Callable[[int, int], None] | None = None
+    def pack(
+        cls, file: GGUFFile, plan: WeightPlan, run: Callable[[list[TapeEntry]], object], progress: Callable[[int, int], None] | None = None
     ) -> Weights:
-        """Packs the tensors with `run`, which executes one tape entry on all workers. Raises ModelFileError for a norm or bias that is not finite."""
-        weights = cls()
+        """Packs the tensors with `run`, which executes tape entries on all workers. Raises ModelFileError for a norm or bias that is not finite."""
+        region = Region(plan.layout.size, "weights", dense=True)
         try:
-            weights._load(file, plan, run, progress)
+            for weight in plan.rows:
+                _store_row(file, weight, region.bytes[plan.layout.rows[weight.name] :])
+            total = sum(file_bytes(weight) for weight in plan.packed)
+            done = 0
+            for batch in _batches(plan):
+                run([piece.entry(file, region.address + plan.layout.packed[piece.weight.name]) for piece in batch])
+                for piece in batch:
+                    file.release(piece.weight.name, piece.start, piece.length)
+                done += sum(piece.length for piece in batch)
+                if progress is not None:
+                    progress(done, total)
         except BaseException:
-            weights.close()
+            region.close()
             raise
-        return weights
+        return cls(file, plan, region.address, region.bytes, region)
 
-    def _load(
-        self, file: GGUFFile, plan: WeightPlan, run: Callable[[TapeEntry], None], progress: Callable[[int, int], None] | None
-    ) -> None:
-        for weight in plan.rows:
-            self.rows[weight.name] = self._vector(file, weight)
-        for weight in plan.mapped:
-            self.mapped[weight.name] = int(file.tensor_bytes(weight.name).ctypes.data)
-        sizes = [packed_bytes(weight.format_name, *weight.shape) for weight in plan.packed]
-        region = Region(sum(-(-size // 4096) * 4096 for size in sizes) + PREFETCHED_BEYOND, "weights", dense=True)
-        self._regions.append(region)
-        address, total, done = region.address, sum(sizes), 0
-        for weight, size in zip(plan.packed, sizes, strict=True):
-            source = file.tensor_bytes(weight.name)
-            rows, columns = weight.shape
-            run(TapeEntry(pack_kernel(weight.format_name), (int(source.ctypes.data), rows, columns, address), True, f"pack {weight.name}"))
-            del source
-            file.release(weight.name)
-            self.packed[weight.name] = address
-            address += -(-size // 4096) * 4096
-            done += size
-            if progress is not None:
-                progress(done, total)
-
-    def _vector(self, file: GGUFFile, weight: Weight) -> int:
-        """A one-dimensional tensor as float32, padded with zeros to whole vectors and 64-byte aligned."""
-        values = format_by_name(weight.format_name).decode_rows(file.tensor_bytes(weight.name).reshape(1, -1))[0]
-        if not np.isfinite(values).all():
-            raise ModelFileError(f"tensor {weight.name} holds a value that is not finite; the file is damaged, fetch it again")
-        padded = -(-len(values) // TILE_ROWS) * TILE_ROWS
-        memory = np.zeros(padded * 4 + 64, np.uint8)
-        start = -memory.ctypes.data % 64
-        memory[start : start + padded * 4].view(np.float32)[: len(values)] = values
-        self._vectors.append(memory)
-        file.release(weight.name)
-        return int(memory.ctypes.data) + start
+    @classmethod
+    def map(cls, file: GGUFFile, plan: WeightPlan, stored: StoredWeights) -> Weights:
+        """Takes the weights from disk: nothing is packed or copied. Raises OSError."""
+        mapping = stored.map()
+        memory = np.frombuffer(mapping, np.uint8, plan.layout.size, HEADER_BYTES)
+        return cls(file, plan, int(memory.ctypes.data), memory, mapping)
 
     def close(self) -> None:
-        for region in self._regions:
-            region.close()
-        self._regions.clear()
-        self._vectors.clear()
+        """Gives the memory back, unless a view of it is still alive (then it goes with the view)."""
+        self.memory = np.empty(0, np.uint8)
+        try:
+            self._owner.close()
+        except BufferError:
+            pass
 
 
-PREFETCHED_BEYOND = 1 << 16
-"""Bytes behind the last weight, so that a vector load never crosses into foreign memory."""
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a tensor that are packed at once: bytes `start` to `start + length` of the tensor, from row `row` on."""
+
+    weight: Weight
+    row: int
+    rows: int
+    start: int
+    length: int
+
+    def entry(self, file: GGUFFile, destination: int) -> TapeEntry:
+        columns = self.weight.shape[1]
+        source = int(file.tensor_bytes(self.weight.name).ctypes.data) + self.start
+        at = destination + packed_bytes(self.weight.format_name, self.row, columns)
+        return TapeEntry(pack_kernel(self.weight.format_name), (source, self.rows, columns, at), False, f"pack {self.weight.name}")
 
 
+def _batches(plan: WeightPlan) -> Iterator[list[_Piece]]:
+    """The pieces of all tensors, together PIECE_BYTES at a time: few enough to keep memory small, enough to keep all workers busy."""
+    batch: list[_Piece] = []
+    size = 0
+    for weight in plan.packed:
+        rows, columns = weight.shape
+        row_bytes = format_by_name(weight.format_name).row_bytes(columns)
+        rows_at_once = max(1, PIECE_BYTES // (row_bytes * TILE_ROWS)) * TILE_ROWS
+        for row in range(0, rows, rows_at_once):
+            count = min(rows_at_once, rows - row)
+            if batch and size + count * row_bytes > PIECE_BYTES:
+                yield batch
+                batch, size = [], 0
+            batch.append(_Piece(weight, row, count, row * row_bytes, count * row_bytes))
+            size += count * row_bytes
+    if batch:
+        yield batch
+
+
+def _store_row(file: GGUFFile, weight: Weight, destination: NDArray[np.uint8]) -> None:
+    """A one-dimensional tensor as float32; what pads it to whole vectors stays zero."""
+    values = format_by_name(weight.format_name).decode_rows(file.tensor_bytes(weight.name).reshape(1, -1))[0]
+    if not np.isfinite(values).all():
+        raise ModelFileError(f"tensor {weight.name} holds a value that is not finite; the file is damaged, fetch it again")
+    destination[: 4 * len(values)] = values.view(np.uint8)
+    file.release(weight.name)
+
+
+PAGE_BYTES = 4096
+
+PIECE_BYTES = 16 << 20
+
+READ_BEYOND = 1 << 16
+"""Bytes behind the last weight, so that a vector load or a prefetch never crosses into foreign memory."""
