@@ -2,7 +2,8 @@
 
 A worker is a Python thread that makes one call into `run.work` and stays there, without the interpreter lock, until it is dismissed. The thread
 that calls `WorkerPool.run` is worker 0. One run at a time: engines of one process take turns, for the cores are the same. Between runs workers sleep
-in the kernel.
+in the kernel. Each thread is bound to a core of its own, the caller for the time of a run; which of them take part is `placement`'s choice where the
+pool is asked to adapt.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import atexit
 import ctypes
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any
 
 from kernels_numba.executor import run as run_kernels
 from kernels_numba.executor.aligned import address_of, aligned_zeros
+from kernels_numba.executor.placement import Placement, waiting_seconds
 from kernels_numba.executor.step import StepRecord
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.executor.tape import Tape
@@ -25,7 +28,10 @@ from kernels_numba.executor.tape import Tape
 SPIN_NANOSECONDS = 30_000
 """How long a worker spins at a barrier before it sleeps; see `run`."""
 
-MAXIMUM_WORKERS = 256
+IDLE_SPIN_NANOSECONDS = 200_000
+"""How long a worker spins between runs: somewhat longer than what a caller does between two steps. Being woken costs it 15 microseconds."""
+
+MAXIMUM_WORKERS = run_kernels.MAXIMUM_WORKERS
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 _RUN = KernelName("executor.run", "run", (), 6)
 _WORK = KernelName("executor.run", "work", (), 2)
@@ -55,7 +61,8 @@ class _Crew:
         self.process = os.getpid()
         self.pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
         self.threads: list[threading.Thread] = []
-        self.pinned: dict[int, int] = {}  # worker -> core
+        self.pinned: dict[int, int] = {}  # thread -> core
+        self._taking_part: tuple[int, ...] = ()
         addresses = store.load(RUN_KERNELS)
         self.run = _function(addresses[_RUN], _RUN)
         self._work = _function(addresses[_WORK], _WORK)
@@ -72,35 +79,50 @@ class _Crew:
         self.words[offset // 8] = value
 
     def set_spin(self, nanoseconds: int) -> None:
+        idle = min(nanoseconds * IDLE_SPIN_NANOSECONDS // SPIN_NANOSECONDS, IDLE_SPIN_NANOSECONDS)
         self._set(run_kernels.SPIN, nanoseconds)
-        self._set(run_kernels.IDLE_SPIN, nanoseconds)
-        for worker in range(MAXIMUM_WORKERS):
-            line = run_kernels.WORKER_LINES + run_kernels.WORKER_BYTES * worker
-            self._set(line + run_kernels.BUDGET, nanoseconds)
-            self._set(line + run_kernels.IDLE_BUDGET, nanoseconds)
+        self._set(run_kernels.IDLE_SPIN, idle)
+        for thread in range(MAXIMUM_WORKERS):
+            self._set(run_kernels.thread_line(thread) + run_kernels.BUDGET, nanoseconds)
+            self._set(run_kernels.thread_line(thread) + run_kernels.IDLE_BUDGET, idle)
 
     def resize(self, count: int) -> None:
-        """Starts or dismisses threads until there are `count` workers, worker 0 (the caller) included."""
+        """Starts or dismisses threads until there are `count`, thread 0 (the caller) included."""
         while len(self.threads) + 1 > count:
-            worker = len(self.threads)
-            self._dismiss(self.control, worker)
+            number = len(self.threads)
+            self._dismiss(self.control, self.control + run_kernels.thread_line(number))
             self.threads.pop().join()
-            self.pinned.pop(worker, None)
+            self.pinned.pop(number, None)
         while len(self.threads) + 1 < count:
-            worker = len(self.threads) + 1
-            self._set(run_kernels.WORKER_LINES + run_kernels.WORKER_BYTES * worker + run_kernels.COMMAND, 0)
+            number = len(self.threads) + 1
+            self._set(run_kernels.thread_line(number) + run_kernels.COMMAND, 0)
             # a daemon, so that an exit that skips our handler does not wait for it; it holds the words through its arguments
-            thread = threading.Thread(target=_live, args=(self._work, self.words, worker), name=f"edgeinfer-worker-{worker}", daemon=True)
+            arguments = (self._work, self.words, run_kernels.thread_line(number))
+            thread = threading.Thread(target=_live, args=arguments, name=f"edgeinfer-worker-{number}", daemon=True)
             thread.start()
             self.threads.append(thread)
 
     def pin(self, cores: Sequence[int]) -> None:
-        """Binds each worker but 0 to its core. Raises ValueError for a core that this process may not use."""
-        for worker, thread in enumerate(self.threads, start=1):
-            if worker < len(cores) and self.pinned.get(worker) != cores[worker]:
+        """Binds each thread but the caller's to its core. Raises ValueError for a core that this process may not use."""
+        for number, thread in enumerate(self.threads, start=1):
+            if number < len(cores) and self.pinned.get(number) != cores[number]:
                 assert thread.native_id is not None
-                _bind(thread.native_id, {cores[worker]})
-                self.pinned[worker] = cores[worker]
+                _bind(thread.native_id, cores[number])
+                self.pinned[number] = cores[number]
+
+    def take_part(self, threads: tuple[int, ...]) -> None:
+        """Makes these threads, after the caller, the workers 1, 2, ... of the runs that follow."""
+        if threads != self._taking_part:
+            for worker, thread in enumerate((0, *threads)):
+                line = run_kernels.thread_line(thread)
+                self._set(run_kernels.JOB_LINES + 8 * worker, self.control + line)
+                self._set(line + run_kernels.COMMAND_WORKER, worker)
+            self._taking_part = threads
+
+    def waited(self, thread: int) -> float | None:
+        """Seconds that a thread has waited for its core; the caller's for 0."""
+        native = threading.get_native_id() if thread == 0 else self.threads[thread - 1].native_id
+        return waiting_seconds(native) if native is not None else None
 
 
 _lock = threading.RLock()
@@ -111,7 +133,8 @@ class WorkerPool:
     """An engine's hold on the process's worker threads. A context manager; `close` gives it back.
 
     `count` is the number of workers, the calling thread included. `cores` (as many as workers, or None) are the cores that they are bound to: the
-    caller's, cores[0], only with `pin_caller`. `spin_nanoseconds` is for the whole crew. Results of kernels do not depend on any of these.
+    caller, to cores[0], only while it runs with others. With `adapt`, workers are left out while the operating system gives their cores to other
+    processes and fewer are faster. `spin_nanoseconds` is for the whole crew. Results of kernels do not depend on any of these.
     """
 
     def __init__(
@@ -120,21 +143,19 @@ class WorkerPool:
         cores: Sequence[int] | None,
         store: KernelStore,
         *,
-        pin_caller: bool = False,
+        adapt: bool = False,
         spin_nanoseconds: int = SPIN_NANOSECONDS,
     ) -> None:
         global _crew
         self.count = _checked_count(count, cores)
         self.cores = tuple(cores) if cores is not None else None
         self.closed = False
-        self._pin_caller = pin_caller
-        self._bound_caller: tuple[int, set[int]] | None = None
+        self._adapt = adapt
         with _lock:
             if _crew is None or _crew.process != os.getpid():
                 _crew = _Crew(store)
             self._crew = _crew
             if spin_nanoseconds != self._crew.words[run_kernels.SPIN // 8]:
-                self._crew.resize(1)  # spinning times are read when a worker starts
                 self._crew.set_spin(spin_nanoseconds)
             self._crew.pools.add(self)
             try:
@@ -144,28 +165,42 @@ class WorkerPool:
                 raise
 
     def run(self, tape: Tape, step: StepRecord, workers: int | None = None) -> Stopped | None:
-        """Runs the tape over the step with `workers` of this pool's workers (None: all). None if every entry ran and no kernel reported a fault.
+        """Runs the tape over the step with `workers` of this pool's workers (None: all, or as many as are fastest with `adapt`). None if every entry
+        ran and no kernel reported a fault.
 
         Waits while another thread runs. Raises WorkerPoolError for a closed pool or in a forked child, ValueError for too many workers.
         """
-        if workers is None:
-            workers = self.count
-        elif not 1 <= workers <= self.count:
+        if workers is not None and not 1 <= workers <= self.count:
             raise ValueError(f"a run with {workers} workers; this pool has {self.count}")
         with _lock:
             self._check_usable()
             crew = self._crew
-            if len(crew.threads) + 1 < workers:  # after the exit handler; Python refuses to start threads then, which beats waiting for them
+            if len(crew.threads) + 1 < (workers or self.count):  # after the exit handler; Python refuses to start threads then, which beats waiting
                 self._fit()
             if self.cores is not None:
                 crew.pin(self.cores)
-                if self._pin_caller:
-                    self._bind_caller()
-            done = crew.run(crew.control, tape.address, len(tape), tape.counters_address, step.address, workers)
+            if workers is not None or not self._adapt:
+                done = self._run_with(tuple(range(workers or self.count)), tape, step)
+            else:
+                places = self._placement.before_run()
+                began = time.perf_counter()
+                done = self._run_with(places, tape, step)
+                self._placement.after_run(step.rows, time.perf_counter() - began)
         status, cancelled = step.status, step.cancelled
         if status == 0 and done == len(tape):
             return None
         return Stopped(done - 1, tape.entries[done - 1].label, status, cancelled)
+
+    def _run_with(self, places: tuple[int, ...], tape: Tape, step: StepRecord) -> int:
+        """Runs on these places, of which the caller takes the first. Returns the number of entries run."""
+        crew = self._crew
+        crew.take_part(places[1:])
+        before = _bind_caller(self.cores[places[0]]) if self.cores is not None and len(places) > 1 else None
+        try:
+            return int(crew.run(crew.control, tape.address, len(tape), tape.counters_address, step.address, len(places)))
+        finally:
+            if before is not None:
+                os.sched_setaffinity(0, before)
 
     def resize(self, count: int, cores: Sequence[int] | None = None) -> None:
         """Changes the number of workers, and their cores: None keeps them, which needs as many as before."""
@@ -186,12 +221,6 @@ class WorkerPool:
                 return
             self._crew.pools.discard(self)
             self._crew.resize(max((pool.count for pool in self._crew.pools), default=1))
-            if self._bound_caller is not None:
-                thread, before = self._bound_caller
-                try:
-                    os.sched_setaffinity(thread, before)
-                except OSError:  # the thread has ended
-                    pass
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -203,14 +232,7 @@ class WorkerPool:
         self._crew.resize(max(pool.count for pool in self._crew.pools))
         if self.cores is not None:
             self._crew.pin(self.cores)
-
-    def _bind_caller(self) -> None:
-        assert self.cores is not None
-        thread = threading.get_native_id()
-        if self._bound_caller is None or self._bound_caller[0] != thread:
-            before = os.sched_getaffinity(0)
-            _bind(thread, {self.cores[0]})
-            self._bound_caller = (thread, before)
+        self._placement = Placement(self.count, self._crew.waited)
 
     def _check_usable(self) -> None:
         if self._crew.process != os.getpid():
@@ -230,20 +252,30 @@ def _checked_count(count: int, cores: Sequence[int] | None) -> int:
     return count
 
 
-def _bind(thread: int, cores: set[int]) -> None:
+def _bind(thread: int, core: int) -> None:
     try:
-        os.sched_setaffinity(thread, cores)
+        os.sched_setaffinity(thread, {core})
     except OSError as error:
         usable = sorted(os.sched_getaffinity(0))
-        raise ValueError(f"a worker cannot be bound to core {min(cores)}: {error.strerror}; this process may use {usable}") from error
+        raise ValueError(f"a worker cannot be bound to core {core}: {error.strerror}; this process may use {usable}") from error
+
+
+def _bind_caller(core: int) -> set[int] | None:
+    """Binds the calling thread, so that it does not share the core of another worker. Returns where it was allowed to run, None if it stays so."""
+    before = os.sched_getaffinity(0)
+    if core not in before:  # whoever restricted this thread since the pool was made has the say
+        return None
+    os.sched_setaffinity(0, {core})
+    return before
 
 
 def _function(address: int, kernel: KernelName) -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * kernel.integers)(address)
 
 
-def _live(work: Any, words: Any, worker: int) -> None:
-    work(address_of(words), worker)
+def _live(work: Any, words: Any, line: int) -> None:
+    control = address_of(words)
+    work(control, control + line)
 
 
 def _end() -> None:

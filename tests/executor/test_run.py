@@ -228,10 +228,34 @@ def test_workers_are_bound_to_their_cores(store: KernelStore, step: StepRecord, 
         pool.run(tape, step)
         assert os.sched_getaffinity(worker.native_id) == {cores[1]}
         assert os.sched_getaffinity(0) == set(allowed)
-    with WorkerPool(2, cores, store, pin_caller=True) as pool:
-        pool.run(tape, step)
-        assert os.sched_getaffinity(0) == {cores[0]}
     assert os.sched_getaffinity(0) == set(allowed)
+
+
+@pytest.mark.skipif(emulation.active, reason="emulated threads are not the kernel's")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_caller_is_bound_while_it_runs_with_others(store: KernelStore, step: StepRecord, kernel_addresses) -> None:
+    """Unbound, the scheduler puts it on the core of another worker when its own is busy, and the two take turns at every barrier."""
+    allowed = sorted(os.sched_getaffinity(0))
+    tape = Tape.build([TapeEntry(name_of(busy), [2_000]) for _ in range(200_000)], kernel_addresses)
+    zero = np.zeros(1, np.int32)
+    with WorkerPool(2, allowed[:2], store) as pool:
+        for workers, during in ((2, {allowed[0]}), (1, set(allowed))):
+            step.fill(zero, zero, zero, zero, zero, [[]])
+            caller = threading.Thread(target=pool.run, args=(tape, step, workers))
+            caller.start()
+            time.sleep(0.02)
+            seen = os.sched_getaffinity(caller.native_id)
+            step.cancel()
+            caller.join()
+            assert seen == during
+        os.sched_setaffinity(0, {allowed[1]})  # the user restricts this thread: then that is where it runs
+        try:
+            step.fill(zero, zero, zero, zero, zero, [[]])
+            short, _ = chain(kernel_addresses, entries=2, count=67)
+            assert pool.run(short, step) is None
+            assert os.sched_getaffinity(0) == {allowed[1]}
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 def test_profile_counts_time_by_entry(store: KernelStore, step: StepRecord, kernel_addresses) -> None:
