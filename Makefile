@@ -11,7 +11,7 @@ PROMPT ?= What is gravity?
 PYTEST_ARGUMENTS ?=
 export PYTHON
 
-.PHONY: help run install environment test prepare-tests test-only lint bench verify campaign test-arm64 kernel-pack readme clean
+.PHONY: help run install environment test prepare-tests test-only lint bench-peers bench verify campaign test-arm64 kernel-pack readme clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -41,6 +41,10 @@ test-only:
 lint: environment
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# make bench-peers     an environment for each peer of the benchmark: llama.cpp, ik_llama.cpp, openvino-genai
+bench-peers: environment
+	@tools/bench_peers.sh
 
 # make bench           speed on the real models, beside llama.cpp
 bench: prepare-tests

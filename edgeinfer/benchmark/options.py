@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from edgeinfer.benchmark.rounds import PEERS
+from edgeinfer.core import env
 from edgeinfer.core.errors import InvalidRequestError
 
 
@@ -32,3 +34,10 @@ def parse_interpreters(pairs: Sequence[str]) -> dict[str, str]:
             raise InvalidRequestError(f"--peer-python is {pair!r}; expected PEER=INTERPRETER, with a peer of {', '.join(PEERS)}")
         found[peer] = interpreter
     return found
+
+
+def peer_interpreters(given: Mapping[str, str]) -> dict[str, str]:
+    """The Python of each peer: as given, or of its environment in EDGEINFER_PEERS (made by `make bench-peers`). Others are looked for in this one."""
+    folder = Path(env.value("EDGEINFER_PEERS") or Path(__file__).resolve().parents[2] / ".cache" / "peers")
+    found = {peer: folder / peer / "bin" / "python" for peer in PEERS}
+    return {peer: str(path) for peer, path in found.items() if path.exists()} | dict(given)

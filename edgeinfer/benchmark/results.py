@@ -35,7 +35,7 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """"prefill 512", "decode 96", "decode 96 x 8": the key in records."""
+        """ "prefill 512", "decode 96", "decode 96 x 8": the key in records."""
         return f"{self.kind} {self.tokens}" + (f" x {self.sequences}" if self.sequences > 1 else "")
 
     @property
@@ -139,10 +139,25 @@ class Memory:
         }
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What the search for a peer's fastest settings found: one measurement with some settings, or why they failed."""
+
+    measurement: str
+    settings: Mapping[str, Any]
+    tokens_per_second: float = 0.0
+    failure: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        figure = {"tokens_per_second": round(self.tokens_per_second, 2)} if self.failure is None else {"failure": self.failure}
+        return {"measurement": self.measurement, "settings": dict(self.settings), **figure}
+
+
 @dataclass
 class EngineResult:
     """One engine of one run: how it describes itself, and by name of a measurement the seconds of each round and the machine's limit at that moment
-    (bytes or operations a second). `skipped` says why it has no figure for a measurement.
+    (bytes or operations a second). `skipped` says why it has no figure for a measurement. `chosen` are a peer's settings by measurement, the fastest of
+    its `trials`.
     """
 
     engine: str
@@ -153,6 +168,8 @@ class EngineResult:
     limits: dict[str, list[float]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     memory: Memory = Memory()
+    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trials: Sequence[Trial] = ()
 
 
 @dataclass(frozen=True)
@@ -300,6 +317,8 @@ class ThreadsResult:
             "memory": found.memory.to_json(),
             "measurements": measurements,
             "skipped": dict(found.skipped),
+            "chosen": {name: dict(settings) for name, settings in found.chosen.items()},
+            "searched": [trial.to_json() for trial in found.trials],
         }
 
 

@@ -47,10 +47,10 @@ def serve(threads: int, requests: TextIO, answers: TextIO) -> None:
 
 def main() -> None:
     """Keeps the real standard output for answers."""
-    settings = json.loads(sys.argv[3])
+    start = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    serve(settings["threads"], sys.stdin, answers)
+    serve(start["threads"], sys.stdin, answers)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import datetime
-import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from edgeinfer.backends.numba.work import work_of_file
 from edgeinfer.benchmark import results
-from edgeinfer.benchmark.memory import PrivateMemory
+from edgeinfer.benchmark.peers.runner import Start
+from edgeinfer.benchmark.process import Child
 from edgeinfer.benchmark.results import (
     DECODE,
     OURS,
@@ -34,10 +30,12 @@ from edgeinfer.benchmark.results import (
     Work,
 )
 from edgeinfer.benchmark.roofline import ROOFLINE, roofline_between
+from edgeinfer.benchmark.search import Team
+from edgeinfer.benchmark.settings import AXES, Settings
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
 
-PEERS: Mapping[str, tuple[str, ...]] = {"llamacpp": ("llamacpp",), "ik_llamacpp": ("ik_llamacpp", "ik_llamacpp-repack")}
-"""What a user may name -> the engines that run for it (ik_llama.cpp is measured as it comes and repacked)."""
+PEERS = tuple(AXES)
+"""What a user may name."""
 
 DECODE_PROMPT = 16
 MAXIMUM_BATCH = 32  # sequences that an engine of ours runs together by default
@@ -56,6 +54,7 @@ class BenchmarkOptions:
     peers: tuple[str, ...] = ("llamacpp",)
     interpreters: Mapping[str, str] = field(default_factory=dict)
     roofline: bool = True  # measure the machine's limits beside each engine
+    search: bool = True  # look for each peer's fastest settings first
 
     def __post_init__(self) -> None:
         for name, value in (("rounds", self.rounds), ("decode tokens", self.decode_tokens)):
@@ -76,6 +75,11 @@ class BenchmarkOptions:
         return max(1024, max(self.prompt_lengths) + 8, DECODE_PROMPT + self.decode_tokens + 8)
 
     @property
+    def context_together(self) -> int:
+        """Tokens of context that each sequence has in a peer that decodes several, for which it makes a context of their own."""
+        return -(-(DECODE_PROMPT + self.decode_tokens + 8) // 256) * 256
+
+    @property
     def cache_tokens(self) -> int:
         """Tokens that the sequences of an engine may keep together: a full context, or the largest batch in whole pages of its own."""
         page = 64
@@ -88,87 +92,6 @@ class BenchmarkOptions:
         prefills = [Measurement(PREFILL, length) for length in self.prompt_lengths]
         decodes = [Measurement(DECODE, self.decode_tokens, size) for size in self.batch_sizes]
         return {measurement.name: measurement for measurement in (*prefills, *decodes)}
-
-
-class Child:
-    """One engine's process. Raises BackendUnavailableError when it cannot start, EdgeInferError when it fails later."""
-
-    def __init__(self, engine: str, model: Path, settings: Mapping[str, Any], interpreter: str) -> None:
-        script = Path(__file__).with_name("child.py")
-        arguments = [engine, str(model), json.dumps(settings)]
-        environment = dict(os.environ)
-        if engine in (OURS, ROOFLINE):  # by module, so that it is this very package whatever the working folder is
-            module = "edgeinfer.benchmark.child" if engine == OURS else "edgeinfer.benchmark.roofline"
-            command = [interpreter, "-m", module, *arguments]
-            root = str(script.parent.parent.parent)
-            environment["PYTHONPATH"] = os.pathsep.join(part for part in (root, environment.get("PYTHONPATH", "")) if part)
-        else:
-            command = [interpreter, str(script), *arguments]
-        self._engine = engine
-        # What the engine prints about itself; its end is shown when it fails. `close` closes it.
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, encoding="utf-8", env=environment
-            )
-        except OSError as error:
-            self._log.close()
-            raise BackendUnavailableError(f"{engine}: cannot start {interpreter}: {error.strerror}") from error
-        self.memory = PrivateMemory(self._process.pid)
-        try:
-            with self.memory:
-                self.description = self._read()
-        except EdgeInferError as error:
-            self.close()
-            raise BackendUnavailableError(str(error)) from error
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise EdgeInferError(f"{self._engine}: its process ended with code {self._process.wait()} and without an answer{self._last_words()}")
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise EdgeInferError(f"{self._engine}: {found['error']}")
-        return found
-
-    def ask(self, command: str, **values: Any) -> dict[str, Any]:
-        """Sends one request and waits for its answer."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"command": command, **values}) + "\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            code = self._process.wait()
-            raise EdgeInferError(f"{self._engine}: its process ended with code {code} between two requests{self._last_words()}") from error
-        return self._read()
-
-    def _last_words(self) -> str:
-        """The end of what the process printed to standard error, as the end of a sentence."""
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", errors="replace").strip().splitlines()
-        return f"; it said: {lines[-1]}" if lines else ""
-
-    def close(self) -> None:
-        """Ends the process by ending its input; kills it when it does not follow."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    pass  # the process is gone already
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def prompt_ids(length: int, vocabulary: int, turn: int = 0, sequence: int = 0) -> list[int]:
@@ -212,72 +135,96 @@ def count_measurements(model: Path, options: BenchmarkOptions) -> dict[str, Work
 
 
 def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str, Work], progress: Callable[[str], None]) -> ThreadsResult:
-    """Everything with one number of threads: starts the processes, drives the rounds, ends the processes."""
-    settings = {"threads": threads, "context": options.context, "cache_tokens": options.cache_tokens}
-    children: dict[str, Child] = {}
+    """Everything with one number of threads: starts the processes, finds the peers' settings, drives the rounds, ends the processes."""
+    teams: dict[str, Team] = {}
     missing: dict[str, str] = {}
     limits: Child | None = None
     try:
-        wanted = [(OURS, OURS)] + [(engine, name) for name in options.peers for engine in PEERS[name]]
-        for engine, peer in wanted:
+        for engine in (OURS, *options.peers):
             progress(f"loading {engine}")
             try:
-                children[engine] = Child(engine, model, settings, options.interpreters.get(peer, sys.executable))
+                teams[engine] = Team(engine, _opener(engine, model, options, threads))
             except BackendUnavailableError as error:
                 if engine == OURS:
                     raise
                 missing[engine] = str(error)
+        vocabulary = min(team.description["vocabulary"] for team in teams.values() if team.description["vocabulary"])
+        if options.search:
+            for engine, team in teams.items():
+                if engine != OURS:
+                    progress(f"searching the fastest settings of {engine}")
+                    team.search(options.measurements, lambda child, measurement, turn: float(_ask(child, measurement, vocabulary, turn)["seconds"]))
         if options.roofline:
-            limits = Child(ROOFLINE, model, settings, options.interpreters.get(ROOFLINE, sys.executable))
-        engines = {engine: _engine_result(engine, child.description) for engine, child in children.items()}
-        samples = _measure(children, engines, limits, options, progress)
+            limits = _opener(ROOFLINE, model, options, threads)({}, 1)
+        engines = {engine: _engine_result(team, options) for engine, team in teams.items()}
+        samples = _measure(teams, engines, limits, options, vocabulary, progress)
         roofline = RooflineResult(samples, limits.description["buffer_bytes"], limits.description["level"]) if limits is not None else None
     finally:
-        for child in (*children.values(), *([limits] if limits is not None else [])):
-            child.close()
+        for team in teams.values():
+            team.close()
+        if limits is not None:
+            limits.close()
     return ThreadsResult(threads, options.measurements, work, engines, missing, roofline)
 
 
-def _engine_result(engine: str, description: dict[str, Any]) -> EngineResult:
-    return EngineResult(engine, description["version"], description["settings"], description["load_seconds"])
+def _opener(engine: str, model: Path, options: BenchmarkOptions, threads: int) -> Callable[[Settings, int], Child]:
+    def open_child(settings: Settings, sequences: int) -> Child:
+        context = options.context if sequences == 1 else options.context_together
+        start = Start(engine, str(model), threads, context, sequences, options.cache_tokens, settings)
+        return Child(start, options.interpreters.get(engine, sys.executable))
+
+    return open_child
+
+
+def _engine_result(team: Team, options: BenchmarkOptions) -> EngineResult:
+    settings = team.settings_text(options.measurements)
+    return EngineResult(team.engine, team.description["version"], settings, team.description["load_seconds"], chosen=team.chosen, trials=team.trials)
 
 
 def _measure(
-    children: Mapping[str, Child], engines: Mapping[str, EngineResult], limits: Child | None, options: BenchmarkOptions, progress: Callable[[str], None]
+    teams: Mapping[str, Team],
+    engines: Mapping[str, EngineResult],
+    limits: Child | None,
+    options: BenchmarkOptions,
+    vocabulary: int,
+    progress: Callable[[str], None],
 ) -> list[RooflineSample]:
     """Fills `engines` round by round; returns what was measured of the machine on the way."""
-    vocabulary = min(child.description["vocabulary"] for child in children.values() if child.description["vocabulary"])
     samples: list[RooflineSample] = []
-    remembered: dict[str, Memory] = {}
     for turn in range(options.rounds + 1):  # round 0 warms up: compiled kernels, page cache, thread pools
-        order: Sequence[str] = list(children) if turn % 2 == 0 else list(reversed(list(children)))
+        order: Sequence[str] = list(teams) if turn % 2 == 0 else list(reversed(list(teams)))
         for engine in order:
             progress(f"{engine}: {'warm-up' if turn == 0 else f'round {turn} of {options.rounds}'}")
             for measurement in options.measurements.values():
-                if measurement.sequences > 1 and engine not in remembered:  # memory is stated for a single sequence
-                    remembered[engine] = _memory(children[engine], vocabulary)
-                _measure_one(children[engine], engines[engine], limits if turn > 0 else None, measurement, vocabulary, turn, samples)
-            if engine not in remembered:
-                remembered[engine] = _memory(children[engine], vocabulary)
-            engines[engine].memory = remembered[engine]
+                _measure_one(teams[engine], engines[engine], limits if turn > 0 else None, measurement, vocabulary, turn, samples)
+                if turn == 0 and measurement.sequences == 1 and measurement.name not in engines[engine].skipped:
+                    # stated for a single sequence; of a peer that runs in several processes, for the one that ran the last such measurement
+                    engines[engine].memory = _memory(teams[engine].child(measurement), vocabulary)
     return samples
 
 
 def _measure_one(
-    child: Child, found: EngineResult, limits: Child | None, measurement: Measurement, vocabulary: int, turn: int, samples: list[RooflineSample]
+    team: Team, found: EngineResult, limits: Child | None, measurement: Measurement, vocabulary: int, turn: int, samples: list[RooflineSample]
 ) -> None:
-    """One measurement of one engine, between two samples of the limit that it is compared with, because neighbours change what the machine can do."""
+    """One measurement of one engine, between two samples of the limit that it is compared with, because neighbours change what the machine can do.
+
+    What a peer cannot do at all shows in the first round, and is left out.
+    """
     if measurement.name in found.skipped:
         return
     before = _sample(limits, measurement.kind)
-    answer = _ask(child, measurement, vocabulary, turn)
-    time.sleep(_SETTLE_SECONDS)
-    if "skipped" in answer:
-        found.skipped[measurement.name] = answer["skipped"]
+    try:
+        seconds = float(_ask(team.child(measurement), measurement, vocabulary, turn)["seconds"])
+    except EdgeInferError as error:
+        if turn > 0 or found.engine == OURS:
+            raise
+        found.skipped[measurement.name] = str(error)
+        team.forget(measurement)
         return
+    time.sleep(_SETTLE_SECONDS)
     if turn == 0:
         return
-    found.seconds.setdefault(measurement.name, []).append(answer["seconds"])
+    found.seconds.setdefault(measurement.name, []).append(seconds)
     after = _sample(limits, measurement.kind)
     if before is not None and after is not None:
         samples += [before, after]
@@ -288,9 +235,10 @@ def _ask(child: Child, measurement: Measurement, vocabulary: int, turn: int) -> 
     if measurement.kind == PREFILL:
         return child.ask("prefill", ids=prompt_ids(measurement.tokens, vocabulary, turn))
     if measurement.sequences == 1:
-        return child.ask("decode", ids=prompt_ids(512, vocabulary, turn)[:DECODE_PROMPT], count=measurement.tokens)
-    prompts = [prompt_ids(DECODE_PROMPT, vocabulary, turn, sequence) for sequence in range(1, measurement.sequences + 1)]
-    return child.ask("decode_together", prompts=prompts, count=measurement.tokens)
+        prompts = [prompt_ids(512, vocabulary, turn)[:DECODE_PROMPT]]
+    else:
+        prompts = [prompt_ids(512, vocabulary, turn, sequence)[:DECODE_PROMPT] for sequence in range(1, measurement.sequences + 1)]
+    return child.ask("decode", prompts=prompts, count=measurement.tokens)
 
 
 def _sample(limits: Child | None, kind: str) -> RooflineSample | None:
@@ -300,6 +248,6 @@ def _sample(limits: Child | None, kind: str) -> RooflineSample | None:
 def _memory(child: Child, vocabulary: int) -> Memory:
     """The file's pages are given back first, and a prompt and some tokens are computed: what is mapped then is what the engine reads to answer."""
     child.ask("forget_file")
-    child.ask("decode", ids=prompt_ids(512, vocabulary)[-DECODE_PROMPT:], count=4)
+    child.ask("decode", prompts=[prompt_ids(512, vocabulary)[-DECODE_PROMPT:]], count=4)
     found = child.ask("memory")
     return Memory(max(child.memory.peak, found["private_bytes"]), found["file_bytes"], found["resident_peak_bytes"])

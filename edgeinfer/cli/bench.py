@@ -19,10 +19,11 @@ def bench(
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", help="tokens decoded after a prompt of 16")] = 96,
     batch: Annotated[str, typer.Option("--batch", help="sequences that decode together, with commas between")] = "1",
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
-    peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, both with a comma, or none")] = "llamacpp",
+    peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, several with commas between, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
     roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
     profile: Annotated[bool, typer.Option("--profile", help="show where the time of our steps goes, by operation")] = False,
+    search: Annotated[bool, typer.Option("--search/--no-search", help="look for each peer's fastest settings first")] = True,
     write: Annotated[Path | None, typer.Option("--write", help="folder to write DATE-MODEL.json into")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result into this PNG file (needs the extra `bench`)")] = None,
     as_json: options.AsJson = False,
@@ -31,7 +32,7 @@ def bench(
     from rich.console import Console
 
     from edgeinfer.benchmark.display import print_result
-    from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers
+    from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
     from edgeinfer.benchmark.results import write_result
     from edgeinfer.benchmark.rounds import BenchmarkOptions, run_benchmark
     from edgeinfer.cards import resolve_model
@@ -45,8 +46,9 @@ def bench(
         batch_sizes=parse_numbers(batch, "batch sizes", "1,8"),
         rounds=rounds,
         peers=parse_peers(peers),
-        interpreters=parse_interpreters(peer_python or []),
+        interpreters=peer_interpreters(parse_interpreters(peer_python or [])),
         roofline=roofline,
+        search=search,
     )
     path = resolve_model(model)
     if plot is not None:

@@ -7,16 +7,18 @@ import json
 import mmap
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgeinfer.benchmark import child as child_module
 from edgeinfer.benchmark.memory import PrivateMemory, private_bytes
-from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers
+from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
 from edgeinfer.benchmark.results import BenchmarkResult, EngineResult, Measurement, Memory, RooflineResult, RooflineSample, ThreadsResult, Work, write_result
 from edgeinfer.benchmark.roofline import roofline_between
 from edgeinfer.benchmark.rounds import PEERS, BenchmarkOptions, prompt_ids, run_benchmark
+from edgeinfer.benchmark.settings import alternatives
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
 from tests.support.tiny_models import tiny_llama
 
@@ -112,6 +114,15 @@ def test_options_are_read_and_refused() -> None:
         BenchmarkOptions(threads=(2,), batch_sizes=(1, 33))
 
 
+def test_peers_are_looked_for_in_environments_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "ik_llamacpp" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setenv("EDGEINFER_PEERS", str(tmp_path))
+    assert peer_interpreters({}) == {"ik_llamacpp": str(python)}
+    assert peer_interpreters({"ik_llamacpp": "/other", "llamacpp": "/p"}) == {"ik_llamacpp": "/other", "llamacpp": "/p"}
+
+
 def test_prompts_are_the_same_work_but_never_the_same_beginning() -> None:
     first, second = prompt_ids(512, 49152, 1), prompt_ids(512, 49152, 2)
     assert sorted(first) == sorted(second) and first[0] != second[0]
@@ -136,12 +147,12 @@ def test_every_measurement_has_a_name_of_its_own() -> None:
 
 class _Runner:
     def describe(self) -> dict[str, object]:
-        return {"version": "1", "settings": "none", "vocabulary": 1000}
+        return {"version": "1", "details": "none", "vocabulary": 1000}
 
     def prefill(self, ids: list[int]) -> float:
         return len(ids) / 1000
 
-    def decode(self, ids: list[int], count: int) -> float:
+    def decode(self, prompts: list[list[int]], count: int) -> float:
         if count == 13:
             raise RuntimeError("unlucky")
         return count / 100
@@ -149,15 +160,15 @@ class _Runner:
 
 def test_a_child_answers_line_by_line_and_reports_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "load_runner", lambda *arguments: _Runner())
-    requests = [{"command": "prefill", "ids": [1, 2]}, {"command": "memory"}, {"command": "decode_together", "prompts": [[1], [2]], "count": 3}]
-    requests.append({"command": "decode", "ids": [1], "count": 13})
+    requests = [{"command": "prefill", "ids": [1, 2]}, {"command": "memory"}, {"command": "decode", "prompts": [[1], [2]], "count": 3}]
+    requests.append({"command": "decode", "prompts": [[1]], "count": 13})
     answers = io.StringIO()
-    child_module.serve("edgeinfer", "m", {"threads": 1, "context": 64}, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
+    child_module.serve({"engine": "edgeinfer", "model": "m"}, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
     description, prefill, memory, together, failure = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert description["vocabulary"] == 1000 and description["load_seconds"] >= 0
     assert prefill == {"seconds": 0.002}
     assert memory["resident_peak_bytes"] > memory["private_bytes"] > 1_000_000 and memory["file_bytes"] > 1_000_000
-    assert "several sequences" in together["skipped"]
+    assert together == {"seconds": 0.03}
     assert failure == {"error": "RuntimeError: unlucky"}
 
 
@@ -186,14 +197,18 @@ def test_the_peak_of_private_memory_outlives_the_memory() -> None:
 
 
 def _player(path: Path, speed: float, fault: str = "") -> str:
-    """A program that plays an engine, or the roofline's process: it ignores its arguments and answers as those do."""
+    """A program that plays an engine, or the roofline's process: answers as those do."""
     path.write_text(
         f"""#!{sys.executable}
 import json, sys
+settings = json.loads(sys.argv[-1]).get("settings")
+if {fault == "refusal"!r}:
+    print(json.dumps({{"error": "it does not read this file"}}))
+    sys.exit(0)
 if {fault == "start"!r}:
     print("no such model", file=sys.stderr)
     sys.exit(3)
-print(json.dumps({{"version": "1", "settings": "played", "load_seconds": 0.1, "vocabulary": 5000, "level": "played", "buffer_bytes": 64}}), flush=True)
+print(json.dumps({{"version": "1", "details": "played", "load_seconds": 0.1, "vocabulary": 5000, "level": "played", "buffer_bytes": 64}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
     command = request["command"]
@@ -205,12 +220,17 @@ for line in sys.stdin:
         print(json.dumps({{"int8": {speed}, "int8_one_core": {speed} / 2}}), flush=True)
     elif {fault == "middle"!r} and command == "decode":
         print(json.dumps({{"error": "it broke"}}), flush=True)
-    elif {fault == "together"!r} and command == "decode_together":
-        print(json.dumps({{"skipped": "one at a time"}}), flush=True)
+    elif {fault == "together"!r} and command == "decode" and len(request["prompts"]) > 1:
+        print(json.dumps({{"error": "one at a time"}}), flush=True)
     else:
         prompts = request.get("prompts", [request.get("ids", [])])
+        speed = {speed}
+        if {fault == "settings"!r}:
+            speed *= 1 + (command == "decode") * (not settings["flash_attention"]) + (command == "prefill") * (settings["batch"] == 128)
+            if not settings["repack"]:
+                sys.exit(5)
         tokens = sum(len(prompt) for prompt in prompts) + len(prompts) * request.get("count", 0)
-        print(json.dumps({{"seconds": tokens / {speed}}}), flush=True)
+        print(json.dumps({{"seconds": tokens / speed}}), flush=True)
 """
     )
     path.chmod(0o755)
@@ -233,7 +253,7 @@ def test_a_whole_run_over_played_engines(tmp_path: Path, model: Path) -> None:
     assert found.ratio("llamacpp", "prefill 512") == pytest.approx(4.0)
     assert found.ratio("llamacpp", "decode 96") == pytest.approx(4.0)
     assert found.speed("edgeinfer", "prefill 32") == pytest.approx(2000)
-    assert found.engines["llamacpp"].skipped == {"decode 96 x 2": "one at a time"} and not found.has("llamacpp", "decode 96 x 2")
+    assert found.engines["llamacpp"].skipped == {"decode 96 x 2": "llamacpp: one at a time"} and not found.has("llamacpp", "decode 96 x 2")
     assert found.speed("edgeinfer", "decode 96 x 2") == pytest.approx(2 * 96 / (2 * 112 / 2000))
     assert [len(values) for values in found.engines["edgeinfer"].seconds.values()] == [2, 2, 2, 2]
     work = result.work["decode 96"]
@@ -251,14 +271,42 @@ def test_a_whole_run_over_played_engines(tmp_path: Path, model: Path) -> None:
     json.dumps(result.to_json())
 
 
+def test_each_measurement_gets_the_settings_that_make_the_peer_fastest(tmp_path: Path, model: Path) -> None:
+    interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 500.0, fault="settings")}
+    options = BenchmarkOptions(threads=(1,), rounds=1, interpreters=interpreters, roofline=False)
+    run = run_benchmark(model, options).runs[0]
+    peer = run.engines["llamacpp"]
+    assert peer.chosen == {
+        "prefill 512": {"flash_attention": True, "repack": True, "batch": 128},
+        "decode 96": {"flash_attention": False, "repack": True, "batch": 512},
+    }
+    assert run.speed("llamacpp", "prefill 512") == pytest.approx(1000) and run.speed("llamacpp", "decode 96") == pytest.approx(1000 * 96 / 112)
+    assert "decode 96: flash attention off, repack on, batch 512" in peer.settings and peer.settings.endswith("; played")
+    failures = [trial for trial in peer.trials if trial.failure is not None]
+    assert failures and all(trial.settings["repack"] is False and "ended with code 5" in str(trial.failure) for trial in failures)
+    record = run.to_json()["engines"]["llamacpp"]
+    assert record["chosen"]["prefill 512"]["batch"] == 128 and {"prefill 512", "decode 32"} == {trial["measurement"] for trial in record["searched"]}
+    unsearched = run_benchmark(model, replace(options, search=False)).runs[0]
+    assert unsearched.speed("llamacpp", "prefill 512") == pytest.approx(500)
+
+
+def test_long_batches_are_tried_for_long_prompts_alone() -> None:
+    assert alternatives("llamacpp", "batch", Measurement("prefill", 512)) == (128,)
+    assert alternatives("ik_llamacpp", "batch", Measurement("prefill", 8192)) == (2048, 128)
+    assert alternatives("llamacpp", "batch", Measurement("decode", 96)) == ()
+    assert alternatives("llamacpp", "repack", Measurement("decode", 96)) == (False,)
+
+
 def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_path: Path, model: Path) -> None:
     ours = _player(tmp_path / "ours", 2000.0)
     broken = _player(tmp_path / "broken", 1.0, fault="start")
-    interpreters = {peer: str(tmp_path / "nowhere") for peer in PEERS} | {"edgeinfer": ours, "llamacpp": broken}
-    found = run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, peers=tuple(PEERS), interpreters=interpreters, roofline=False)).runs[0]
+    refusing = _player(tmp_path / "refusing", 1.0, fault="refusal")
+    interpreters = {"edgeinfer": ours, "llamacpp": broken, "ik_llamacpp": str(tmp_path / "nowhere"), "openvino": refusing}
+    found = run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, peers=PEERS, interpreters=interpreters, roofline=False)).runs[0]
     assert list(found.engines) == ["edgeinfer"] and found.roofline is None and found.fraction("edgeinfer", "decode 96") is None
     assert "ended with code 3" in found.missing["llamacpp"] and "it said: no such model" in found.missing["llamacpp"]
     assert "No such file" in found.missing["ik_llamacpp"]
+    assert found.missing["openvino"] == "openvino: it does not read this file"
     with pytest.raises(BackendUnavailableError, match="edgeinfer"):
         run_benchmark(model, BenchmarkOptions(threads=(1,), peers=(), interpreters={"edgeinfer": broken}))
 
@@ -283,7 +331,7 @@ def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.model
 def test_llamacpp_is_measured_in_its_own_process(tmp_path: Path, model_path) -> None:  # type: ignore[no-untyped-def]
     interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0)}
-    options = BenchmarkOptions(threads=(1,), prompt_lengths=(16,), decode_tokens=2, rounds=1, interpreters=interpreters, roofline=False)
+    options = BenchmarkOptions(threads=(1,), prompt_lengths=(16,), decode_tokens=2, rounds=1, search=False, interpreters=interpreters, roofline=False)
     found = run_benchmark(model_path("smollm2-135m"), options).runs[0]
     assert found.missing == {}
     peer = found.engines["llamacpp"]

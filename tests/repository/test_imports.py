@@ -52,7 +52,7 @@ KERNELS_KNOWN_TO = {
 
 # Libraries that only one place may import.
 OWNERS = {
-    "llama_cpp": ("edgeinfer/backends/llamacpp", "edgeinfer/benchmark/child.py"),  # the latter in a process of its own, to time it alone
+    "llama_cpp": ("edgeinfer/backends/llamacpp", "edgeinfer/benchmark/peers/llama.py"),  # the latter in a process of its own, to time it alone
     "onnxruntime": ("edgeinfer/backends/onnx",),
     "onnx": ("edgeinfer/backends/onnx",),
     "tokenizers": ("edgeinfer/tokenizer/",),

@@ -1,0 +1,33 @@
+#!/bin/bash
+# bench_peers.sh: an environment of its own for each peer of the benchmark, in .cache/peers/NAME, where `edgeinfer bench` and the bars look for them:
+# llama-cpp-python (built here, for this processor), ik-llama-cpp-python and openvino-genai. Names what cannot be had, and then ends with 1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p .cache/peers
+missing=0
+
+peer() { # NAME MODULE PACKAGE...
+    local folder=.cache/peers/$1 log=.cache/peers/$1.log module=$2
+    local python=$PWD/$folder/bin/python
+    if [ -x "$python" ] && "$python" -c "import $module" 2> /dev/null; then
+        echo "$1: there"
+        return
+    fi
+    echo "$1: making $folder (see $log)"
+    rm -rf "$folder"
+    if .venv/bin/python -m venv "$folder" > "$log" 2>&1 && "$python" -m pip install --disable-pip-version-check "${@:3}" >> "$log" 2>&1 &&
+        "$python" -c "import $module" >> "$log" 2>&1; then
+        echo "$1: $("$python" -m pip list --disable-pip-version-check --format freeze 2> /dev/null | grep -i -E "^(llama[_-]cpp|ik[_-]llama|openvino[_-]genai)" | tr '\n' ' ')"
+    else
+        echo "$1: could not be made; the end of $log says why:" >&2
+        tail -n 3 "$log" >&2
+        missing=1
+    fi
+}
+
+# a wheel that make test has built already spares some minutes; without one pip builds the newest version
+wheel=$(find .cache/wheels -name 'llama_cpp_python-*.whl' 2> /dev/null | sort | tail -n 1)
+CMAKE_ARGS=${CMAKE_ARGS:--DGGML_NATIVE=ON} peer llamacpp llama_cpp "${wheel:-llama-cpp-python}"
+peer ik_llamacpp ik_llama_cpp ik-llama-cpp-python
+peer openvino openvino_genai openvino-genai gguf
+exit $missing
