@@ -95,8 +95,8 @@ class BenchmarkOptions:
 
 
 def prompt_ids(length: int, vocabulary: int, turn: int = 0, sequence: int = 0) -> list[int]:
-    """The prompt of every engine: seeded ids, rolled by the round, so that no engine can reuse what it computed before; others for each sequence."""
-    ids = np.random.default_rng(sequence).integers(100, 30000, max(length, 512))[:length] % vocabulary
+    """The prompt of every engine: seeded ids, others for each length and sequence, rolled by the round, so that none can reuse what it computed before."""
+    ids = np.random.default_rng((length, sequence)).integers(100, 30000, length) % vocabulary
     return [int(token) for token in np.roll(ids, turn)]
 
 

@@ -128,6 +128,8 @@ def test_prompts_are_the_same_work_but_never_the_same_beginning() -> None:
     assert sorted(first) == sorted(second) and first[0] != second[0]
     assert prompt_ids(512, 49152) == prompt_ids(512, 49152, 0)
     assert len(prompt_ids(700, 49152)) == 700
+    beginnings = [tuple(prompt_ids(length, 49152, turn, sequence)[:2]) for length in (32, 512, 700) for turn in range(8) for sequence in range(4)]
+    assert len(set(beginnings)) == len(beginnings)
     assert max(prompt_ids(512, 300)) < 300
 
 
