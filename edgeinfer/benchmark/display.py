@@ -113,7 +113,7 @@ def print_profile(profile: StepProfile, threads: int, console: Console) -> None:
         rates = [f"{rate / 1e9:,.1f}" if rate is not None else "" for rate in (row.operations_per_second, row.bytes_per_second)]
         fraction = f"{row.fraction:.0%}" if row.fraction is not None else ""
         form = row.kernel.rsplit("_linear_", 1)[-1]  # the format that the kernel was compiled for
-        name = f"{row.operation} ({form})" if form != row.kernel else row.operation
+        name = row.operation.replace("blk.*.", "").removesuffix(".weight") + (f" ({form})" if form != row.kernel else "")
         table.add_row(name, str(row.calls), f"{row.seconds * 1e6:,.1f}", f"{row.share:.1%}", *rates, fraction)
     table.add_row("outside of operations", "", f"{profile.outside * 1e6:,.1f}", "", "", "", "")
     console.print(table)
