@@ -17,6 +17,7 @@ LN2_HIGH = np.float32(0.693359375)  # 9 bits: times a whole number below 2^14 it
 LN2_LOW = np.float32(-2.12194440e-4)
 EXP_LOWEST = np.float32(-87.3)  # exp is a normal number down to here, and 2^n fits up to EXP_HIGHEST
 EXP_HIGHEST = np.float32(88.0)
+ROUNDING = np.float32(12582912.0)  # 1.5 * 2^23
 EXP_COEFFICIENTS = tuple(
     np.float32(value) for value in (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.0083687175065279, 0.0013814596459269524)
 )
@@ -56,8 +57,24 @@ def exp(simd, x):
 
     n = round(x log2 e), r = x - n ln 2 in two steps of fma, 1 + (r + r^2 P(r)), times 2^n.
     """
-    x = simd.minimum(simd.splat_f32(EXP_HIGHEST), simd.maximum(simd.splat_f32(EXP_LOWEST), x))
-    n = simd.round_f32(x * simd.splat_f32(LOG2_E))
+    return exp_of_not_positive(simd, simd.minimum(simd.splat_f32(EXP_HIGHEST), x))
+
+
+@kernel_function
+def power_of_two(simd, shifted):
+    """2^n of n + 1.5 * 2^23."""
+    return simd.f32x16_from_bits((simd.bits_from_f32x16(shifted) << 23) + simd.splat_i32(127 << 23))
+
+
+@kernel_function
+def exp_of_not_positive(simd, x):
+    """`exp` where no lane is positive.
+
+    Adding 1.5 * 2^23 rounds to a whole number, which the low bits of the sum then hold: shifted by 23 they are the exponent of 2^n less its bias.
+    """
+    x = simd.maximum(simd.splat_f32(EXP_LOWEST), x)
+    shifted = x * simd.splat_f32(LOG2_E) + simd.splat_f32(ROUNDING)
+    n = shifted - simd.splat_f32(ROUNDING)
     r = simd.fma(n, simd.splat_f32(-LN2_HIGH), x)
     r = simd.fma(n, simd.splat_f32(-LN2_LOW), r)
     p = simd.fma(simd.splat_f32(E4), r, simd.splat_f32(E3))
@@ -65,8 +82,41 @@ def exp(simd, x):
     p = simd.fma(p, r, simd.splat_f32(E1))
     p = simd.fma(p, r, simd.splat_f32(E0))
     p = simd.fma(p, r * r, r) + simd.splat_f32(np.float32(1))
-    power = simd.f32x16_from_bits((simd.round_i32(n) + simd.splat_i32(127)) << 23)
-    return p * power
+    return p * power_of_two(simd, shifted)
+
+
+@kernel_function
+def fma_four(simd, x, y, z):
+    """fma(x[i], y[i], z) of two tuples of four vectors and a vector."""
+    return simd.fma(x[0], y[0], z), simd.fma(x[1], y[1], z), simd.fma(x[2], y[2], z), simd.fma(x[3], y[3], z)
+
+
+@kernel_function
+def exp_of_four_not_positive(simd, x):
+    """`exp_of_not_positive` of a tuple of four, step by step for all: four chains of operations are in flight, which LLVM would leave one after the
+    other."""
+    lowest = simd.splat_f32(EXP_LOWEST)
+    x = simd.maximum(lowest, x[0]), simd.maximum(lowest, x[1]), simd.maximum(lowest, x[2]), simd.maximum(lowest, x[3])
+    factor = simd.splat_f32(LOG2_E)
+    shifted = x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor
+    rounding = simd.splat_f32(ROUNDING)
+    shifted = shifted[0] + rounding, shifted[1] + rounding, shifted[2] + rounding, shifted[3] + rounding
+    n = shifted[0] - rounding, shifted[1] - rounding, shifted[2] - rounding, shifted[3] - rounding
+    high = simd.splat_f32(-LN2_HIGH)
+    r = simd.fma(n[0], high, x[0]), simd.fma(n[1], high, x[1]), simd.fma(n[2], high, x[2]), simd.fma(n[3], high, x[3])
+    low = simd.splat_f32(-LN2_LOW)
+    r = simd.fma(n[0], low, r[0]), simd.fma(n[1], low, r[1]), simd.fma(n[2], low, r[2]), simd.fma(n[3], low, r[3])
+    last = simd.splat_f32(E4)
+    p = fma_four(simd, (last, last, last, last), r, simd.splat_f32(E3))
+    p = fma_four(simd, p, r, simd.splat_f32(E2))
+    p = fma_four(simd, p, r, simd.splat_f32(E1))
+    p = fma_four(simd, p, r, simd.splat_f32(E0))
+    square = r[0] * r[0], r[1] * r[1], r[2] * r[2], r[3] * r[3]
+    p = simd.fma(p[0], square[0], r[0]), simd.fma(p[1], square[1], r[1]), simd.fma(p[2], square[2], r[2]), simd.fma(p[3], square[3], r[3])
+    one = simd.splat_f32(np.float32(1))
+    p = p[0] + one, p[1] + one, p[2] + one, p[3] + one
+    power = power_of_two(simd, shifted[0]), power_of_two(simd, shifted[1]), power_of_two(simd, shifted[2]), power_of_two(simd, shifted[3])
+    return p[0] * power[0], p[1] * power[1], p[2] * power[2], p[3] * power[3]
 
 
 @kernel_function

@@ -20,11 +20,11 @@ from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, quantize, rope
+from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, pages, quantize, rope
 from tests.backends.test_numba import CASES, model
 
 GOLDEN = Path(__file__).parent / "golden"
-ROWS, WORKERS = 48, 3
+ROWS, WORKERS, CONTEXT = 48, 3, 256
 Range = tuple[int, int]
 
 OPERANDS = {
@@ -32,7 +32,7 @@ OPERANDS = {
     "ops.rope.rope_table": rope.ROPE_TABLE_OPERANDS, "ops.rope.rope": rope.ROPE_OPERANDS,
     "ops.norm.rms_norm": norm.RMS_NORM_OPERANDS, "ops.norm.rms_norm_quantize": norm.RMS_NORM_QUANTIZE_OPERANDS,
     "ops.linear.linear": linear.LINEAR_OPERANDS, "ops.linear.linear_float": linear.LINEAR_OPERANDS,
-    "ops.attention.store_keys_values": attention.STORE_KEYS_VALUES_OPERANDS, "ops.attention.attention": attention.ATTENTION_OPERANDS,
+    "ops.pages.store_keys_values": pages.STORE_KEYS_VALUES_OPERANDS, "ops.attention.attention": attention.ATTENTION_OPERANDS,
     "ops.activation.activation": activation.ACTIVATION_OPERANDS, "ops.activation.activation_quantize": activation.ACTIVATION_QUANTIZE_OPERANDS,
     "ops.quantize.quantize": quantize.QUANTIZE_OPERANDS, "ops.elementwise.add": elementwise.ADD_OPERANDS, "ops.elementwise.scale": elementwise.SCALE_OPERANDS,
     "ops.elementwise.softcap": elementwise.SOFTCAP_OPERANDS, "ops.elementwise.select_outputs": elementwise.SELECT_OUTPUTS_OPERANDS,
@@ -54,7 +54,7 @@ class Access:
 
 
 def emitted(program: Program, rows: int = ROWS, workers: int = WORKERS) -> tuple[Emitter, int]:
-    emitter = Emitter(program, rows, workers, "f16", {})
+    emitter = Emitter(program, rows, workers, CONTEXT, "f16", {})
     emitter.emit()
     return emitter, emitter.arena.lay_out()
 

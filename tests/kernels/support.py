@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from edgeinfer.core.host import instruction_sets
 from kernels_numba.executor import step as step_words
 from kernels_numba.executor.store import KernelName, KernelStore
-from kernels_numba.ops import attention as attention_ops
+from kernels_numba.ops import pages as pages_ops
+from kernels_numba.ops.cache_types import PAGE_POSITIONS
 from kernels_numba.simd.levels import LEVELS, level_by_name, usable_levels
 
 GUARD = 192
@@ -166,14 +167,14 @@ class PagedStore:
     def __init__(self, memory: Memory, cache_type: str, pages: int, kv_heads: int, key_size: int, value_size: int) -> None:
         self.dtype = np.dtype(np.float16 if cache_type == "f16" else np.float32)
         self.kv_heads, self.key_size, self.value_size = kv_heads, key_size, value_size
-        self.page_bytes = attention_ops.page_bytes(kv_heads, key_size, value_size, self.dtype.itemsize)
+        self.page_bytes = pages_ops.page_bytes(cache_type, kv_heads, key_size, value_size)
         self.bytes = memory.allocate(pages * self.page_bytes)
         self.bytes.view(self.dtype)[:] = np.nan
         self.address = self.bytes.ctypes.data
 
     def read(self, pages: Sequence[int], positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Keys [positions, kv_heads, key_size] and values of the first positions of a sequence, widened."""
-        per_head = attention_ops.PAGE_POSITIONS * (self.key_size + self.value_size)
+        per_head = PAGE_POSITIONS * (self.key_size + self.value_size)
         content = self.bytes.view(self.dtype).reshape(-1, self.kv_heads, per_head)[list(pages)]
         keys = content[..., : 16 * self.key_size].reshape(-1, self.kv_heads, self.key_size, 16)
         values = content[..., 16 * self.key_size :].reshape(-1, self.kv_heads, 16, self.value_size)

@@ -39,6 +39,7 @@ CASES = [
     Case(positions=33, heads=1, key_size=256, value_size=256),
     Case(positions=300, heads=1, key_size=16, value_size=16, factor=3000.0),
     Case(heads=14, kv_heads=2, positions=24),
+    Case(positions=1290, heads=3, key_size=16, value_size=80),
     Case(heads=19, key_size=16, value_size=16, positions=20),
 ]
 
@@ -75,9 +76,10 @@ class Sequences:
         sizes = [case.key_size, case.value_size]
         place = [self.store.address, self.store.page_bytes, 1]
         append = [keys.address, keys.stride, values.address, values.stride, *place, case.kv_heads, *sizes]
-        run(self.level, "ops.attention", "store_keys_values", (case.cache_type,), append, step, workers)
-        scratch_bytes = attention_scratch_bytes(*sizes)
+        run(self.level, "ops.pages", "store_keys_values", (case.cache_type,), append, step, workers)
+        scratch_bytes = attention_scratch_bytes(*sizes, max(self.lengths))
         scratch = memory.allocate(workers * scratch_bytes, 0xFF)
+        scratch.reshape(workers, -1)[:, :64] = 0
         attend = [queries.address, queries.stride, *place, case.heads, case.kv_heads, *sizes]
         attend += [float_bits(case.scale), case.window, float_bits(case.cap)]
         attend += [scratch.ctypes.data, scratch_bytes, output.address, output.stride]

@@ -124,8 +124,8 @@ def attention(cache_type: str, window: int, cap: float) -> Callable[[Fixture], N
         output = f.memory.matrix((len(rows), heads * size))
         place = [store.address, store.page_bytes, 0]
         append = [keys.address, keys.stride, values.address, values.stride, *place, kv_heads, size, size]
-        f.run("ops.attention", "store_keys_values", (cache_type,), append)
-        scratch_bytes = attention_scratch_bytes(size, size)
+        f.run("ops.pages", "store_keys_values", (cache_type,), append)
+        scratch_bytes = attention_scratch_bytes(size, size, POSITIONS)
         scratch = f.memory.allocate(2 * scratch_bytes)
         attend = [queries.address, queries.stride, *place, heads, kv_heads, size, size, float_bits(0.07), window, float_bits(cap)]
         f.run("ops.attention", "attention", (cache_type,), [*attend, scratch.ctypes.data, scratch_bytes, output.address, output.stride])

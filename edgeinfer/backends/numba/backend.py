@@ -29,7 +29,7 @@ from kernels_numba.executor.store import BUILT_IN_PACK, KernelName, KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops.attention import PAGE_POSITIONS
+from kernels_numba.ops.cache_types import PAGE_POSITIONS
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
 
 PROCESS_GROWTH = 4_000_000
@@ -101,7 +101,7 @@ def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
         for name in (operation.attributes.get("frequency_factors") for operation in program.operations)
         if name is not None
     }
-    emitter = Emitter(program, options.maximum_step_rows, threads.count, options.cache_type, factors)
+    emitter = Emitter(program, options.maximum_step_rows, threads.count, options.context, options.cache_type, factors)
     emitter.emit()
     arena_bytes = emitter.arena.lay_out()
     page = sum(page_bytes(store, options.cache_type) for store in program.stores)

@@ -21,9 +21,8 @@ from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weigh
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, quantize, rope
-
-CACHE_ELEMENT_BYTES = {"f16": 2, "f32": 4}
+from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, pages, quantize, rope
+from kernels_numba.ops.cache_types import CACHE_TYPES
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,9 @@ class Draft:
 class Emitter:
     """Writes the drafts of one program for steps of at most `rows` rows and `workers` workers."""
 
-    def __init__(self, program: Program, rows: int, workers: int, cache_type: str, frequency_factors: dict[str, NDArray[np.float32]]) -> None:
+    def __init__(
+        self, program: Program, rows: int, workers: int, context: int, cache_type: str, frequency_factors: dict[str, NDArray[np.float32]]
+    ) -> None:
         self.program = program
         self.rows = rows
         self.workers = workers
@@ -82,7 +83,7 @@ class Emitter:
         self._last_use = _last_uses(program)
         self.scratch = self.arena.take(workers * embedding.MAPPED_SCRATCH_BYTES)
         self.attention_scratch_bytes = max(
-            (attention.attention_scratch_bytes(store.key_size, store.value_size) for store in program.stores), default=0
+            (attention.attention_scratch_bytes(store.key_size, store.value_size, context) for store in program.stores), default=0
         )
         self.attention_scratch = self.arena.take(workers * self.attention_scratch_bytes)
 
@@ -195,7 +196,7 @@ class Emitter:
         }  # fmt: skip
         cache = self._caches[store.index]
         self._entry(
-            KernelName("ops.attention", "store_keys_values", (self.cache_type,)), attention.STORE_KEYS_VALUES_OPERANDS, f"cache {store.index}",
+            KernelName("ops.pages", "store_keys_values", (self.cache_type,)), pages.STORE_KEYS_VALUES_OPERANDS, f"cache {store.index}",
             reads=[self._rows_of(keys), self._rows_of(values)], writes=[cache], keys=self._at(keys), keys_stride=row_stride(keys.width),
             values=self._at(values), values_stride=row_stride(values.width), **place,
         )  # fmt: skip
@@ -316,7 +317,7 @@ class Emitter:
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:
     """Bytes of a page of a store."""
-    return attention.page_bytes(store.kv_heads, store.key_size, store.value_size, CACHE_ELEMENT_BYTES[cache_type])
+    return pages.page_bytes(cache_type, store.kv_heads, store.key_size, store.value_size)
 
 
 def _forms(program: Program) -> tuple[set[Value], set[Value]]:
@@ -340,8 +341,8 @@ def _last_uses(program: Program) -> Counter[Value]:
 
 def check_supported(program: Program, cache_type: str) -> None:
     """Raises UnsupportedModelError for what the kernels cannot do, by name."""
-    if cache_type not in CACHE_ELEMENT_BYTES:
-        raise UnsupportedModelError(f"there is no cache type {cache_type!r}; choose one of {', '.join(CACHE_ELEMENT_BYTES)}")
+    if cache_type not in CACHE_TYPES:
+        raise UnsupportedModelError(f"there is no cache type {cache_type!r}; choose one of {', '.join(CACHE_TYPES)}")
     for store in program.stores:
         if store.key_size % 16 or store.value_size % 16:
             raise UnsupportedModelError(

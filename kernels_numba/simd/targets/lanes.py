@@ -144,3 +144,16 @@ def tile_store_rows(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, 
     for row in range(kinds[0].count):
         b.store(b.extract_value(tile, row), e.pointer(address, F32X16), align=1)
         address = b.add(address, stride)
+
+
+def _tile_vector(arguments: tuple[types.Type, ...]) -> types.Type | None:
+    fits = len(arguments) == 2 and isinstance(arguments[0], types.UniTuple) and arguments[0].dtype == arguments[1] == VECTORS["f32x16"]
+    return arguments[0] if fits else None
+
+
+@typed_idiom(_tile_vector)
+def tile_add(e: Emission, kinds: tuple[types.Type, ...], tile: ir.Value, vector: ir.Value) -> ir.Value:
+    """tile[i] + vector for each i."""
+    for row in range(kinds[0].count):
+        tile = e.builder.insert_value(tile, e.builder.fadd(e.builder.extract_value(tile, row), vector), row)
+    return tile
