@@ -16,7 +16,7 @@ from edgeinfer.model import Program, build_program, fuse
 from edgeinfer.model.program import CacheStore
 from kernels_numba.formats import format_by_name
 from kernels_numba.layouts import TILE_ROWS, packed_bytes
-from kernels_numba.ops.attention import PAGE_POSITIONS
+from kernels_numba.ops.cache_types import PAGE_POSITIONS
 
 
 @dataclass(frozen=True)
