@@ -169,6 +169,7 @@ def _speeds(axes: Any, record: Record, run: Record, kind: str, title: str, axis:
     axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
     if kind == DECODE:
         axes.set_yscale("log")
+        axes.set_ylim(bottom=min(speed for item in series for speed in item.values.values()) / 1.6)
         _plain_numbers(axes.yaxis)
     else:
         axes.set_ylim(bottom=0)
@@ -248,7 +249,7 @@ def _bars(axes: Any, series: Sequence[Series], values: Sequence[float], labels: 
     if limit is not None:
         axes.axvline(limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1.2)
     axes.set_yticks(range(len(series)), [item.engine for item in series], fontsize=9)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(series), 3) - 0.5, -0.5)  # downwards, and no bar as thick as the panel
     axes.set_xlim(0, end)
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)
