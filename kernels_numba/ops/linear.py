@@ -73,6 +73,8 @@ def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block
         for slot in range(format.groups_per_record):
             if width == 4:  # few tokens wait for memory, and a record of 50 lines at once would find no free miss buffers
                 simd.prefetch(record + PREFETCH_BYTES + format.header_bytes + slot * format.data_bytes, format.data_lines)
+            if width == 16:  # activations come from the second-level cache
+                simd.prefetch(block + 2 * 16 * BLOCK_BYTES_PER_TOKEN, 12)
             tile = format.step(simd, format, tile, record, slot, block, width, first)
             block += BLOCK_BYTES_PER_TOKEN * width
         record += format.record_bytes

@@ -173,16 +173,26 @@ def tile_store(
 ) -> None:  # fmt: skip
     """For each token t < count: 16 floats at output + t * stride = tile[t] + bias, and + those at residual + t * residual_stride if residual is not 0."""
     b = e.builder
-    for token in range(kinds[0].count):
-        with b.if_then(b.icmp_signed(">", count, I64(token))):
-            value = b.fadd(b.extract_value(tile, token), bias)
-            address = b.add(output, b.mul(stride, I64(token)))
-            with b.if_else(b.icmp_signed("==", residual, I64(0))) as (without, with_residual):
-                with without:
-                    b.store(value, e.pointer(address, F32X16), align=4)
-                with with_residual:
-                    other = b.load(e.pointer(b.add(residual, b.mul(residual_stride, I64(token))), F32X16), align=4)
-                    b.store(b.fadd(value, other), e.pointer(address, F32X16), align=4)
+    tokens = kinds[0].count
+
+    def store(token: int) -> None:
+        value = b.fadd(b.extract_value(tile, token), bias)
+        address = b.add(output, b.mul(stride, I64(token)))
+        with b.if_else(b.icmp_signed("==", residual, I64(0))) as (without, with_residual):
+            with without:
+                b.store(value, e.pointer(address, F32X16), align=4)
+            with with_residual:
+                other = b.load(e.pointer(b.add(residual, b.mul(residual_stride, I64(token))), F32X16), align=4)
+                b.store(b.fadd(value, other), e.pointer(address, F32X16), align=4)
+
+    with b.if_else(b.icmp_signed(">=", count, I64(tokens))) as (full, part):
+        with full:  # without a test for each token
+            for token in range(tokens):
+                store(token)
+        with part:
+            for token in range(tokens - 1):
+                with b.if_then(b.icmp_signed(">", count, I64(token))):
+                    store(token)
 
 
 def _codes_type(arguments: Kinds) -> types.Type | None:
