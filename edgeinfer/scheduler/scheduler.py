@@ -19,6 +19,8 @@ from edgeinfer.kvcache.blocks import PagePool
 from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
 from edgeinfer.scheduler.sequence import PageTable, Sequence
 
+_NONE, _LOGITS = int(OutputKind.NONE), int(OutputKind.LOGITS)  # NumPy converts members of an enumeration slowly
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -349,7 +351,7 @@ def build_step(chunks: Items[Chunk]) -> Step:
         token_ids += chunk.sequence.tokens[chunk.start : chunk.end]
         sequence += [index] * chunk.rows
         slots += range(chunk.start, chunk.end)
-        outputs += [OutputKind.NONE] * (chunk.rows - chunk.outputs) + [OutputKind.LOGITS] * chunk.outputs
+        outputs += [_NONE] * (chunk.rows - chunk.outputs) + [_LOGITS] * chunk.outputs
         tables.append(SequenceTable(chunk.sequence.identifier, chunk.start, tuple(table.ids[: table.count] for table in chunk.sequence.tables)))
     positions = np.array(slots, dtype=np.int32)
     return Step(

@@ -57,6 +57,8 @@ def choose_level(forced: str | None = None) -> Level:
     )
 
 
+_LOGITS = int(OutputKind.LOGITS)  # NumPy is slow to find out what an enumeration's member is
+
 _stores: dict[tuple[str, Path | None], KernelStore] = {}
 _stores_lock = threading.Lock()
 
@@ -241,7 +243,7 @@ class NumbaBackend:
         """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
         if self._closed or self._pool is None:
             raise EngineClosedError("the model was closed")
-        rows = np.flatnonzero(step.outputs == OutputKind.LOGITS).astype(np.int32)
+        rows = (step.outputs == _LOGITS).nonzero()[0].astype(np.int32)
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
         stopped = self._pool.run(self._tape, self._record)
