@@ -1,6 +1,6 @@
 """The machine's limits as the benchmark uses them: a process of its own that measures them between the engines, and what they say about a figure.
 
-    python -m edgeinfer.benchmark.roofline roofline MODEL SETTINGS            SETTINGS: {"threads": n}; MODEL is not read
+    python -m edgeinfer.benchmark.roofline START            START: a JSON object, of which "threads" counts
 
 It answers like an engine's process: {"command": "read"} with {"read": {pattern: bytes a second}}, {"command": "int8"} with the operations a second of all
 threads and of one core. The kernels are in `kernels_numba.ops.roofline`, and run by `backends.numba.limits` like those of a model.

@@ -155,7 +155,10 @@ def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str
                     progress(f"searching the fastest settings of {engine}")
                     team.search(options.measurements, lambda child, measurement, turn: float(_ask(child, measurement, vocabulary, turn)["seconds"]))
         if options.roofline:
-            limits = _opener(ROOFLINE, model, options, threads)({}, 1)
+            try:
+                limits = _opener(ROOFLINE, model, options, threads)({}, 1)
+            except BackendUnavailableError as error:
+                raise BackendUnavailableError(f"the machine's limits cannot be measured ({error}); --no-roofline leaves them out") from error
         engines = {engine: _engine_result(team, options) for engine, team in teams.items()}
         samples = _measure(teams, engines, limits, options, vocabulary, progress)
         roofline = RooflineResult(samples, limits.description["buffer_bytes"], limits.description["level"]) if limits is not None else None
