@@ -55,7 +55,7 @@ def examine() -> dict[str, dict[str, Any]]:
             "processor": host.processor_name(),
             "worker threads": threads,
             "cores considered": "; ".join(limit.reason for limit in cores.limits),
-            "pinned to processors": ", ".join(map(str, cores.cpus)),
+            "pinned to processors": ", ".join(map(str, cores.cpus)) or "none: more threads than processors",
             "available memory": f"{memory.size / 1e6:,.0f} MB: {memory.reason}",
             "memory considered": "; ".join(f"{limit.reason} leaves {limit.amount / 1e6:,.0f} MB" for limit in memory.limits),
             "instruction sets": ", ".join(flag for flag in NOTABLE_FLAGS if flag in flags) or "none that edgeinfer makes use of",

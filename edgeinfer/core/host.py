@@ -35,7 +35,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class UsableCores:
-    """How many worker threads make sense. `cpus`: one processor number a core, big ones only, to pin workers to. `limits`: all that was weighed."""
+    """How many worker threads make sense. `cpus`: a processor number for each, to pin workers to; empty if they are more than the processors. `limits`:
+    all that was weighed."""
 
     count: int
     reason: str
@@ -173,40 +174,61 @@ def _quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
+@dataclass(frozen=True)
+class _Cores:
+    """The processors that this process may run on, those first that a worker should have: big cores, small cores, SMT siblings."""
+
+    processors: tuple[int, ...]
+    physical: int | None  # None if the kernel does not say which processors share a core
+    big: int
+
+
+def _cores_in_order(root: Path, affinity: Collection[int] | None) -> _Cores:
+    allowed = frozenset(affinity) if affinity is not None else _affinity()
+    allowed = allowed or frozenset([0])
+    cores, known = _without_siblings(root, allowed)
+    big = _big_cores(root, cores)
+    small = [cpu for cpu in cores if cpu not in big]
+    return _Cores((*big, *small, *sorted(allowed - frozenset(cores))), len(cores) if known else None, len(big))
+
+
 def usable_cores(root: Path = _ROOT, affinity: Collection[int] | None = None) -> UsableCores:
     """min(affinity, physical cores, big cores, control-group quota), never below 1.
 
     SMT siblings share the vector units, so a second thread on a core gains nothing; a small core makes all others wait at every barrier; threads
-    beyond the quota are stopped by the kernel in the middle of a step.
+    beyond the quota are stopped by the kernel in the middle of a step. A cpuset is part of the affinity.
     """
-    allowed = frozenset(affinity) if affinity is not None else _affinity()
-    allowed = allowed or frozenset([0])
-    limits = [Limit(len(allowed), f"{len(allowed)} processor{'s' if len(allowed) > 1 else ''} that this process may run on")]
-    cores, known = _without_siblings(root, allowed)
-    if known:
-        limits.append(Limit(len(cores), f"{len(cores)} physical cores of {len(allowed)} processors"))
-    big = _big_cores(root, cores)
-    if len(big) < len(cores):
-        limits.append(Limit(len(big), f"{len(big)} big cores of {len(cores)}"))
+    cores = _cores_in_order(root, affinity)
+    allowed, physical = len(cores.processors), cores.physical or len(cores.processors)
+    limits = [Limit(allowed, f"{allowed} processor{'s' if allowed > 1 else ''} that this process may run on")]
+    if cores.physical is not None:
+        limits.append(Limit(physical, f"{physical} physical cores of {allowed} processors"))
+    if cores.big < physical:
+        limits.append(Limit(cores.big, f"{cores.big} big cores of {physical}"))
     quota = _quota(root)
     if quota is not None:
         limits.append(Limit(max(1, int(quota)), f"control-group quota of {quota:g} processors"))
     lowest = min(limits, key=lambda limit: limit.amount)  # of equal ones the first
-    return UsableCores(lowest.amount, lowest.reason, tuple(big[: lowest.amount]), tuple(limits))
+    return UsableCores(lowest.amount, lowest.reason, cores.processors[: lowest.amount], tuple(limits))
 
 
-def worker_threads(threads: int | None = None, environment: Mapping[str, str] | None = None) -> UsableCores:
-    """`usable_cores`, unless the caller or EDGEINFER_THREADS says how many: an explicit number wins, even above what the machine has.
+def worker_threads(
+    threads: int | None = None, environment: Mapping[str, str] | None = None, root: Path = _ROOT, affinity: Collection[int] | None = None
+) -> UsableCores:
+    """`usable_cores`, unless the caller or EDGEINFER_THREADS says how many: an explicit number wins, even above what makes sense. Workers beyond that
+    go to cores that would be left out: small ones, then SMT siblings; if there are not enough processors for all, none is pinned.
 
     Raises InvalidRequestError when EDGEINFER_THREADS is no whole number of at least 1, and for more than MAXIMUM_THREADS.
     """
-    found = usable_cores()
+    found = usable_cores(root, affinity)
     for wanted, reason in ((threads, "asked for"), (env.positive_integer("EDGEINFER_THREADS", environment), "EDGEINFER_THREADS")):
         if wanted is not None:
             if wanted > MAXIMUM_THREADS:
                 found_as = "threads is" if reason == "asked for" else f"environment variable {reason} is"
                 raise InvalidRequestError(f"{found_as} {wanted}; at most {MAXIMUM_THREADS} are possible, and {found.count} make sense here ({found.reason})")
-            return UsableCores(wanted, reason, found.cpus[:wanted], (Limit(wanted, reason), *found.limits))
+            order = _cores_in_order(root, affinity).processors
+            cpus = order[:wanted] if wanted <= len(order) else ()
+            return UsableCores(wanted, reason, cpus, (Limit(wanted, reason), *found.limits))
     return found
 
 

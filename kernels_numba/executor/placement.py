@@ -20,7 +20,7 @@ DISTURBED = 0.1
 GAIN = 1.08
 """Fewer workers stay only if they are so many times as fast: they give up cores, and the measurement is noisy."""
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 3.2
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 1.6
 """Seconds between two trials: doubled while they change nothing."""
 
 FORGET = 1.0

@@ -187,6 +187,32 @@ def test_an_explicit_number_of_threads_wins() -> None:
         host.worker_threads(None, {"EDGEINFER_THREADS": "all"})
 
 
+@pytest.mark.parametrize(
+    ("machine", "threads", "cpus"),
+    [
+        (eight_and_twelve, 4, [0, 1, 2, 3]),
+        (eight_and_twelve, 10, [*range(8), 8, 9]),
+        (six_with_siblings_and_eight, 6, [0, 2, 4, 6, 8, 10]),
+        (six_with_siblings_and_eight, 8, [0, 2, 4, 6, 8, 10, 12, 13]),
+        (six_with_siblings_and_eight, 16, [0, 2, 4, 6, 8, 10, *range(12, 20), 1, 3]),
+        (rk3588, 5, [4, 5, 6, 7, 0]),
+        (two_sockets, 34, [*range(32), 32, 33]),
+        (rk3588, 9, []),
+        (nothing, 6, []),
+    ],
+)
+def test_threads_that_are_asked_for_get_the_best_cores(tmp_path: Path, machine, threads: int, cpus: list[int]) -> None:  # type: ignore[no-untyped-def]
+    processors = machine(tmp_path)
+    found = host.worker_threads(threads, {}, tmp_path, range(processors))
+    assert (found.count, list(found.cpus)) == (threads, cpus)
+
+
+def test_threads_beyond_a_quota_are_pinned_as_well(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100000 100000"})
+    assert host.worker_threads(None, {}, tmp_path, range(4)).cpus == (0,)
+    assert host.worker_threads(2, {}, tmp_path, range(4)).cpus == (0, 1)
+
+
 def test_more_threads_than_the_pool_has_places_are_refused() -> None:
     from kernels_numba.executor.workers import MAXIMUM_WORKERS
 

@@ -103,6 +103,34 @@ def test_a_fault_stops_all_workers_at_the_same_place(store: KernelStore, step: S
             assert counts[:, 0].tolist() == [2 * repeat] * workers + [0] * (3 - workers)
 
 
+def test_any_of_the_workers_may_sit_out(store: KernelStore, step: StepRecord, kernel_addresses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ones take part changes from run to run, and with it who is which worker; a thread that sat out joins at the right phase."""
+    chance = random.Random(2)
+    seen = set()
+
+    class Whims:
+        def before_run(self) -> tuple[int, ...]:
+            places = tuple(sorted(chance.sample(range(4), chance.randint(1, 4))))
+            seen.add(places)
+            return places
+
+        def after_run(self, kind: int, seconds: float) -> None:
+            assert kind == step.rows and seconds > 0
+
+    steps = 2000 // SCALE
+    tape, buffers = chain(kernel_addresses, entries=4, count=67)
+    counts = aligned_zeros((4, 8), np.int64)
+    counting = Tape.build([TapeEntry(name_of(add_own), [address_of(counts)])], kernel_addresses)
+    with WorkerPool(4, None, store, adapt=True) as pool:
+        monkeypatch.setattr(pool, "_placement", Whims())
+        for _ in range(steps):
+            assert pool.run(tape, step) is None
+        assert pool.run(counting, step, workers=4) is None  # an explicit number is obeyed
+    assert np.array_equal(buffers[0], chain_in_numpy(4, 67, steps))
+    assert counts[:, 0].tolist() == [1, 1, 1, 1]
+    assert len(seen) == 15
+
+
 def test_a_fault_in_the_last_entry_is_reported(store: KernelStore, step: StepRecord, kernel_addresses) -> None:
     tape = Tape.build([TapeEntry(name_of(fault), [0], label="last")], kernel_addresses)
     with WorkerPool(2, None, store) as pool:

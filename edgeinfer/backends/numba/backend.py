@@ -155,8 +155,7 @@ class NumbaBackend:
             level = choose_level(options.instruction_set)
             store = kernel_store(level)
             addresses = store.load(decided.kernels)
-            cores = decided.threads.cpus if len(decided.threads.cpus) == decided.threads.count else None
-            self._pool = WorkerPool(decided.threads.count, cores, store, adapt=True)
+            self._pool = WorkerPool(decided.threads.count, decided.threads.cpus or None, store, adapt=True)
             self._weights = self._load_weights(file, decided, addresses, progress)
             caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, options.cache_type), "KV cache") for store_ in program.stores]
             arena = Region(decided.arena_bytes, "arena")
