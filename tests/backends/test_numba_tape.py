@@ -20,7 +20,7 @@ from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, pages, quantize, rope
+from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, pages, prefetch, quantize, rope
 from tests.backends.test_numba import CASES, model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,7 +36,7 @@ OPERANDS = {
     "ops.activation.activation": activation.ACTIVATION_OPERANDS, "ops.activation.activation_quantize": activation.ACTIVATION_QUANTIZE_OPERANDS,
     "ops.quantize.quantize": quantize.QUANTIZE_OPERANDS, "ops.elementwise.add": elementwise.ADD_OPERANDS, "ops.elementwise.scale": elementwise.SCALE_OPERANDS,
     "ops.elementwise.softcap": elementwise.SOFTCAP_OPERANDS, "ops.elementwise.select_outputs": elementwise.SELECT_OUTPUTS_OPERANDS,
-    "ops.elementwise.check_finite": elementwise.CHECK_FINITE_OPERANDS,
+    "ops.elementwise.check_finite": elementwise.CHECK_FINITE_OPERANDS, "ops.prefetch.prefetch_weights": prefetch.PREFETCH_WEIGHTS_OPERANDS,
 }  # fmt: skip
 READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values"}
 WRITTEN = {"output", "blocks"}

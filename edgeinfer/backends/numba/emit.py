@@ -6,6 +6,7 @@ float32 rows: a norm and an activation do both in one pass, everything else is f
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weigh
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
+from kernels_numba.layouts import packed_layout
 from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, pages, quantize, rope
 from kernels_numba.ops.cache_types import CACHE_TYPES
 
@@ -47,8 +49,8 @@ class Draft:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of the packed matrices that it multiplies by. A look-up reads a row, no matrix."""
-        if self.kernel.module == "ops.embedding":
+        """Names of the packed matrices that it multiplies by. A look-up reads a row, a hint nothing."""
+        if self.kernel.module in ("ops.embedding", "ops.prefetch"):
             return ()
         return tuple(str(operand.key) for operand in self.operands if isinstance(operand, Address) and operand.kind == "packed")
 
@@ -107,6 +109,23 @@ class Emitter:
             KernelName("ops.elementwise", "check_finite"), elementwise.CHECK_FINITE_OPERANDS, "check logits", reads=[self._rows_of(logits)], writes=[],
             input=self._at(logits), input_stride=row_stride(logits.width), width=logits.width, per_output=1,
         )  # fmt: skip
+        self._hint_at_weights()
+
+    def _hint_at_weights(self) -> None:
+        """Before workers wait for each other on the way to a matrix, they ask for its first lines, so that memory answers meanwhile."""
+        drafts: list[Draft] = []
+        last_matrix = -1  # where the last linear operation is in `drafts`; -1: none yet
+        for draft in self.drafts:
+            if draft.kernel.module == "ops.linear":
+                if last_matrix < 0 or any(other.barrier_after for other in drafts[last_matrix:]):
+                    drafts.insert(last_matrix + 1, _hint(draft))
+                    if last_matrix >= 0:  # the hint takes over the barrier
+                        before = drafts[last_matrix]
+                        drafts[last_matrix] = dataclasses.replace(before, barrier_after=False)
+                        drafts[last_matrix + 1] = dataclasses.replace(drafts[last_matrix + 1], barrier_after=before.barrier_after)
+                last_matrix = len(drafts)
+            drafts.append(draft)
+        self.drafts = drafts
 
     def logits_slot(self) -> Slot:
         return self._slots[self.program.logits, "rows"]
@@ -313,6 +332,14 @@ class Emitter:
         self._pending_reads |= read
         self._pending_writes.update(dict.fromkeys(written, kernel.module))
         self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label))
+
+
+def _hint(linear: Draft) -> Draft:
+    """The hint at the matrix of a linear operation, without a barrier."""
+    weights, row_tiles, columns = linear.operands[:3]
+    assert isinstance(columns, int)
+    row_tile_bytes = packed_layout(linear.kernel.tags[0]).tile_bytes(columns)
+    return Draft(KernelName("ops.prefetch", "prefetch_weights"), (weights, row_tiles, row_tile_bytes), f"hint at {linear.label}", False)
 
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:
