@@ -51,6 +51,7 @@ class Capabilities:
     maximum_sequences: int
     threads: int
     description: str  # one line for a person: instruction set, version
+    warnings: tuple[str, ...] = ()  # what is not as the file or the options have it
 
 
 class Backend(Protocol):

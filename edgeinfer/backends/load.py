@@ -8,7 +8,7 @@ from pathlib import Path
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.core.errors import UnknownChoiceError
 
-BACKENDS = ("numba", "llamacpp")
+BACKENDS = ("numba", "llamacpp", "onnx")
 """What people choose from. `fake` exists for tests."""
 
 
@@ -30,6 +30,10 @@ def load_backend(name: str, model: Path, options: BackendOptions, progress: Call
         from edgeinfer.backends.llamacpp import LlamaCppBackend
 
         return LlamaCppBackend.load(model, options)
+    if name == "onnx":
+        from edgeinfer.backends.onnx.backend import OnnxBackend
+
+        return OnnxBackend.load(model, options)
     if name == "fake":
         from edgeinfer.backends.fake import FakeBackend
 

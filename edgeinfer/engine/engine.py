@@ -56,7 +56,7 @@ class Engine:
         # The finalizer knows the loop, not the engine: it runs when the engine is collected and, if it never is, before the interpreter goes down.
         self._finalizer = weakref.finalize(self, self._loop.close, quietly=True)
         self._context = scheduler.context
-        self._warnings = [*warnings]
+        self._warnings = [*warnings, *backend.capabilities.warnings]
         if self._context < backend.capabilities.context:
             self._warnings.append(
                 f"the KV cache has room for {self._context} tokens, so the context is {self._context} instead of {backend.capabilities.context}"
@@ -80,7 +80,7 @@ class Engine:
     ) -> Engine:
         """Loads a GGUF file, or the model of a card that was pulled.
 
-        `backend`: numba, llamacpp or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained
+        `backend`: numba, llamacpp, onnx or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained
         for, at most 4,096. `threads`: default: what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all
         sequences together may keep; default: decided by the memory plan. `cache_type`: f16 or f32. `instruction_set`: a level's name, to force it.
         `maximum_sequences`: sequences that run together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.

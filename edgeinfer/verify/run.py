@@ -88,16 +88,21 @@ def verify_model(model: Path, options: VerifyOptions, stage: Stage = lambda labe
         if oracle is not None:
             descriptions[ORACLE] = oracle.capabilities.description
             oracle.close()
+            if not ours.capabilities.bit_exact_chunks:
+                ours.close()
+                ours = stack.enter_context(_load_ours(model, options, chunk=1))
             with clock.part("greedy"), _open_oracle(model, options, chunk=1) as single:
                 greedy = _compare_greedy(leading, ours, single, reference, options, stage)
     clock.seconds["of teacher forcing, the reference"] = forced.seconds[REFERENCE]
     return VerifyReport(model.stem, options.backend, descriptions, token_ids, forced, greedy, clock.seconds, tuple(notes))
 
 
-def _load_ours(model: Path, options: VerifyOptions) -> Engine:
+def _load_ours(model: Path, options: VerifyOptions, chunk: int | None = None) -> Engine:
+    """What is judged. For greedy generation with `chunk` 1, where the backend gives other bits for a token alone than for the same token in a prompt."""
     from edgeinfer import Engine
 
-    return Engine.load(model, backend=options.backend, context=_context(options), threads=options.threads, instruction_set=options.instruction_set)
+    context, level = _context(options), options.instruction_set
+    return Engine.load(model, backend=options.backend, context=context, threads=options.threads, instruction_set=level, chunk=chunk)
 
 
 def _load_oracle(model: Path, options: VerifyOptions, notes: list[str]) -> Engine | None:

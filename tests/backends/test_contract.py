@@ -29,6 +29,7 @@ MODELS: dict[str, Make] = {"llama": tiny_llama, "qwen2": tiny_qwen2, "gemma3": t
 def _cases() -> list[object]:
     cases: list[object] = [pytest.param(("fake", "llama"), id="fake")]
     cases += [pytest.param(("llamacpp", model), id=f"llamacpp-{model}", marks=pytest.mark.llamacpp) for model in MODELS]
+    cases += [pytest.param(("onnx", model), id=f"onnx-{model}", marks=pytest.mark.onnx) for model in MODELS]
     if importlib.util.find_spec("edgeinfer.backends.numba") is not None:
         cases += [pytest.param(("numba", model), id=f"numba-{model}") for model in MODELS]
     return cases

@@ -34,6 +34,12 @@ class Region:
         self.bytes = np.frombuffer(self._mapping, dtype=np.uint8)
         self.address = int(self.bytes.ctypes.data)
 
+    def discard(self, offset: int, size: int) -> None:
+        """Gives the whole pages inside a range back to the system; they read as zero from then on."""
+        start, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def close(self) -> None:
         """Gives the memory back, unless a view of it is still alive (then it goes with the view)."""
         self.bytes = np.empty(0, np.uint8)

@@ -1,0 +1,188 @@
+"""The onnx backend: ONNX Runtime's CPU provider behind the contract, on a graph that is made from the model's program when it is loaded.
+
+Token ids are looked up in the file's mapping, so no embedding table is in memory twice, or as float32. Sequences in neighbouring slots of the cache that
+decode one token each share a run; a sequence with several rows runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.backends.onnx.cache import SlotCache
+from edgeinfer.backends.onnx.dialects import Exported, build_graph
+from edgeinfer.backends.onnx.emitter import Interface
+from edgeinfer.backends.onnx.graph import MemorySink
+from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
+from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, make_plan, pages
+from edgeinfer.backends.onnx.session import make_session
+from edgeinfer.core.errors import EngineClosedError, InvalidRequestError, NonFiniteError, UnsupportedModelError
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
+from edgeinfer.gguf.reader import GGUFFile
+from edgeinfer.model import Program, build_program, fuse
+from kernels_numba.formats import format_by_name
+
+_KEPT_BINDINGS = 64
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One call of the session: rows `rows` of the step (indices), as `count` sequences from slot `first` on, with `length` rows each."""
+
+    first: int
+    count: int
+    rows: NDArray[np.intp]
+
+    @property
+    def length(self) -> int:
+        return len(self.rows) // self.count
+
+
+class OnnxBackend:
+    """One model, one session, one cache. `step` is called by one thread at a time."""
+
+    def __init__(self, library: Any, file: GGUFFile, program: Program, exported: Exported, sink: MemorySink, options: BackendOptions, plan: LoadPlan) -> None:
+        self._library = library
+        self._file = file
+        self._closed = False
+        self._bindings: dict[tuple[int, int], Any] = {}
+        self._table = next(operation.weights[0] for operation in program.operations if operation.kind == "embedding")
+        self.program = program
+        self.memory_plan = plan.memory
+        length = pages(options.context) * TOKENS_PER_PAGE
+        self._session = make_session(library, exported.model, sink, plan.threads.count, ["CPUExecutionProvider"])
+        self._cache = SlotCache(program.stores, options.maximum_sequences, length)
+        self._logits = np.empty((MAXIMUM_OUTPUT_ROWS, program.vocabulary), np.float32)
+        self.capabilities = Capabilities(
+            uses_block_tables=False,
+            cache_groups=(CacheGroup("onnx tokens", TOKENS_PER_PAGE, pages(plan.cache_tokens), 0),),
+            bit_exact_batches=False,
+            bit_exact_chunks=False,
+            vocabulary=program.vocabulary,
+            context=options.context,
+            maximum_step_rows=options.maximum_step_rows,
+            maximum_sequences=options.maximum_sequences,
+            threads=plan.threads.count,
+            description=f"ONNX Runtime {library.__version__}, CPU provider, {plan.threads.count} threads ({plan.threads.reason}), float32 cache, "
+            "activations of 8 bits where weights are quantized",
+            warnings=exported.warnings,
+        )
+
+    @classmethod
+    def load(cls, model: Path, options: BackendOptions) -> OnnxBackend:
+        """Opens the file, plans, checks the plan against the memory that is available, and makes the graph and its session.
+
+        The cache is float32 whatever `cache_type` says: the provider has no attention over float16 keys with float32 queries. Raises
+        BackendUnavailableError without onnxruntime or onnx, UnsupportedModelError for what has no ONNX form, and the file's own errors.
+        """
+        library = require_onnxruntime()
+        require_onnx()
+        if options.instruction_set is not None:
+            raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the onnx backend chooses its own; leave it out")
+        file = GGUFFile.open(model)
+        try:
+            file.refuse_unsupported_formats()
+            program = fuse(build_program(file))
+            plan = make_plan(program, options)
+            plan.memory.check(Path(model).name, options.context)
+            sink = MemorySink()
+            exported = build_graph(program, file, "cpu", sink, pages(options.context) * TOKENS_PER_PAGE, Interface.STEP)
+            return cls(library, file, program, exported, sink, options, plan)
+        except BaseException:
+            file.close()
+            raise
+
+    def step(self, step: Step) -> StepOutputs:
+        """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
+        if self._closed:
+            raise EngineClosedError("the onnx backend was closed")
+        if not np.array_equal(step.rope_positions, step.slots):
+            raise UnsupportedModelError("the onnx backend turns every token by its place in the cache; this step asks for other rope positions")
+        slots = np.array([self._cache.slot(table.sequence_id, table.start) for table in step.sequences])
+        wanted = np.flatnonzero(step.outputs == OutputKind.LOGITS)
+        order: list[NDArray[np.intp]] = []
+        done = 0
+        for run in _runs(step, slots):
+            rows = run.rows[np.isin(run.rows, wanted)]
+            self._run(step, run, np.flatnonzero(np.isin(run.rows, wanted)), self._logits[done : done + len(rows)])
+            order.append(rows)
+            done += len(rows)
+        for index, slot in enumerate(slots):
+            self._cache.filled(int(slot), int(step.slots[step.sequence == index].max()) + 1)
+        logits = self._logits[:done]
+        made = np.concatenate(order)
+        if not np.array_equal(made, wanted):
+            logits = logits[np.argsort(made)]
+        if not np.isfinite(logits).all():
+            raise NonFiniteError(
+                "the model produced a value that is not finite (infinity or NaN): the file is damaged, or its weights overflow; compare the file with "
+                "its checksum"
+            )
+        return StepOutputs(logits, wanted.astype(np.int32))
+
+    def release(self, sequence_ids: Sequence[int]) -> None:
+        for identifier in sequence_ids:
+            self._cache.release(identifier)
+
+    def close(self) -> None:
+        """Gives back threads, memory and the file."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bindings.clear()
+        self._session = None
+        self._logits = np.empty((0, 0), np.float32)
+        self._cache.close()
+        self._file.close()
+
+    def _run(self, step: Step, run: _Run, outputs: NDArray[np.intp], logits: NDArray[np.float32]) -> None:
+        """Computes the rows of a run; `outputs` are those whose logits go to `logits` float32[len(outputs), vocabulary]."""
+        value = self._library.OrtValue.ortvalue_from_numpy
+        last = step.slots[run.rows].reshape(run.count, -1)[:, -1].astype(np.int32)
+        rows = self._embedded(step.token_ids[run.rows]).reshape(run.count, run.length, -1)
+        inputs = {
+            "embedded": value(rows), "output_rows": value(outputs.astype(np.int64)), "seqlens_k": value(last),
+            "total_sequence_length": value(np.array(last.max() + 1, np.int32)),
+        }  # fmt: skip
+        binding = self._binding(run.first, run.count)
+        for name, tensor in inputs.items():
+            binding.bind_ortvalue_input(name, tensor)
+        target = value(logits[np.newaxis])
+        binding.bind_ortvalue_output("logits", target)
+        self._session.run_with_iobinding(binding)
+
+    def _binding(self, first: int, count: int) -> Any:
+        """A binding with the cache of some slots in place, as what is read and as what is written."""
+        if (first, count) not in self._bindings:
+            if len(self._bindings) >= _KEPT_BINDINGS:
+                self._bindings.clear()
+            binding = self._session.io_binding()
+            for name, array in self._cache.arrays(first, count):
+                tensor = self._library.OrtValue.ortvalue_from_numpy(array)
+                binding.bind_ortvalue_input(f"past_key_values.{name}", tensor)
+                binding.bind_ortvalue_output(f"present.{name}", tensor)
+            self._bindings[first, count] = binding
+        return self._bindings[first, count]
+
+    def _embedded(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32[tokens, width]: rows of the file's table."""
+        return format_by_name(self._table.format_name).decode_rows(self._file.tensor_blocks(self._table.name)[token_ids])
+
+
+def _runs(step: Step, slots: NDArray[np.intp]) -> list[_Run]:
+    """The calls that a step takes: sequences with several rows one by one, those with one row together where their slots are neighbours."""
+    counts = np.bincount(step.sequence, minlength=len(slots))
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    runs = [_Run(int(slots[index]), 1, np.arange(starts[index], starts[index + 1])) for index in np.flatnonzero(counts > 1)]
+    single = np.flatnonzero(counts == 1)
+    single = single[np.argsort(slots[single])]
+    for group in np.split(single, np.flatnonzero(np.diff(slots[single]) != 1) + 1):
+        if len(group):
+            runs.append(_Run(int(slots[group[0]]), len(group), starts[group]))
+    return runs

@@ -1,0 +1,125 @@
+"""The onnx backend beyond the contract: accuracy on quantized weights, what shares a run, memory, and its errors."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer import Engine
+from edgeinfer.backends.base import BackendOptions
+from edgeinfer.backends.load import load_backend
+from edgeinfer.backends.onnx import library
+from edgeinfer.backends.onnx.backend import OnnxBackend, _runs
+from edgeinfer.backends.onnx.cache import SlotCache
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError, UnsupportedModelError
+from edgeinfer.core.steps import SequenceTable, Step
+from edgeinfer.model.program import CacheStore
+from tests.backends.onnx_graphs import distance, reference
+from tests.backends.support import Driver, Rows
+from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
+
+OPTIONS = BackendOptions(context=96, threads=1, maximum_step_rows=64, maximum_sequences=4)
+
+
+def _tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(33, 280), k=count)
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize("format_name", ["Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2, tiny_gemma3])
+def test_quantized_models_are_near_the_reference(make: type, format_name: str, tmp_path: Path) -> None:
+    path = make(tmp_path / "model.gguf", weight_format=format_name)
+    tokens = _tokens(60)
+    with Engine.load(path, backend="onnx", context=96, threads=1, chunk=17) as engine:
+        assert distance(engine.logits(tokens), reference(path, tokens)) < 0.05
+
+
+@pytest.mark.onnx
+def test_a_batch_of_quantized_decodes_is_near_each_alone(tmp_path: Path) -> None:
+    backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1"), OPTIONS)
+    driver = Driver(backend)
+    prompts = {number: _tokens(5 + 9 * number, number) for number in range(4)}
+    alone = {number: driver.whole(10 + number, [*tokens, 77])[-1:] for number, tokens in prompts.items()}
+    for number, tokens in prompts.items():
+        driver.run(Rows(number, 0, tokens, outputs=0))
+    shuffled = [2, 0, 3, 1]
+    together = driver.run(*[Rows(number, len(prompts[number]), [77]) for number in shuffled])
+    for number, logits in zip(shuffled, together, strict=True):
+        assert distance(logits, alone[number]) < 0.02
+    driver.release(1)
+    again = driver.run(*[Rows(number, len(prompts[number]), [77]) for number in (3, 2, 0)])  # a hole between the slots
+    assert all(distance(logits, alone[number]) < 0.02 for number, logits in zip((3, 2, 0), again, strict=True))
+    driver.release(0, 2, 3)
+    backend.close()
+
+
+def _step(counts: list[int]) -> Step:
+    sequence = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
+    zeros = np.zeros(len(sequence), np.int32)
+    return Step(zeros, sequence, zeros, zeros, zeros, zeros.astype(np.uint8), tuple(SequenceTable(number, 0, ()) for number in range(len(counts))))
+
+
+def test_single_rows_in_neighbouring_slots_share_a_run() -> None:
+    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]))
+    found = [(run.first, run.count, run.rows.tolist()) for run in runs]
+    assert found == [(0, 1, [1, 2, 3]), (2, 3, [4, 5, 0]), (7, 1, [6])]
+
+
+def test_slots_are_reused_from_the_front_and_their_memory_is_given_back() -> None:
+    store = CacheStore(0, "paged", 1, 64, 64, 0)
+    cache = SlotCache([store], 3, 64)
+    assert [cache.slot(number, 0) for number in (7, 8, 9)] == [0, 1, 2]
+    with pytest.raises(EdgeInferError, match="more than 3 sequences"):
+        cache.slot(10, 0)
+    for _, array in cache.arrays(1, 1):
+        array[:] = 1
+    cache.filled(1, 64)
+    assert cache.slot(8, 64) == 1
+    cache.release(8)
+    cache.release(8)
+    assert all((array == 0).all() for _, array in cache.arrays(0, 3))
+    assert cache.slot(11, 0) == 1
+    with pytest.raises(AssertionError, match="holds 0 tokens"):
+        cache.slot(11, 5)
+    cache.close()
+
+
+@pytest.mark.onnx
+def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "model.gguf")
+    with pytest.raises(InvalidRequestError, match="instruction_set"):
+        Engine.load(path, backend="onnx", instruction_set="portable")
+    with pytest.raises(MemoryPlanError, match="KV cache"):
+        Engine.load(path, backend="onnx", context=96, cache_tokens=10**12)
+    monkeypatch.setattr(library, "import_problem", lambda module: "not installed" if module == "onnxruntime" else None)
+    with pytest.raises(BackendUnavailableError, match=r"needs onnxruntime.*\(not installed\).*pip install 'edgeinfer\[onnx\]'"):
+        OnnxBackend.load(path, OPTIONS)
+
+
+@pytest.mark.onnx
+def test_rope_positions_that_are_no_slots_are_refused(tmp_path: Path) -> None:
+    backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf"), OPTIONS)
+    step = _step([2])
+    with pytest.raises(UnsupportedModelError, match="rope positions"):
+        backend.step(Step(**{**step.__dict__, "slots": np.arange(2, dtype=np.int32), "rope_positions": np.full(2, 5, np.int32)}))
+    backend.close()
+
+
+@pytest.mark.onnx
+def test_warnings_reach_the_engine(tmp_path: Path) -> None:
+    with Engine.load(tiny_llama(tmp_path / "model.gguf", weight_format="Q5_0"), backend="onnx", context=96, threads=1) as engine:
+        assert any("Q5_0" in warning for warning in engine.warnings)
+        assert "ONNX Runtime" in engine.capabilities.description
+
+
+def test_neither_library_is_imported_before_it_is_needed() -> None:
+    program = "import sys, edgeinfer.backends.onnx.backend, edgeinfer.backends.onnx.export; sys.exit('onnxruntime' in sys.modules or 'onnx' in sys.modules)"
+    root = str(Path(__file__).resolve().parents[2])
+    assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": root}).returncode == 0
