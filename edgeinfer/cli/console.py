@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import json
 import os
 import sys
@@ -136,6 +137,8 @@ def text_argument(name: str, text: str) -> str:
 @contextmanager
 def loading(model: str, backend: str, context: int | None, threads: int | None) -> Iterator[Engine]:
     """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
+    _import_numpy_without_threads()
+    gc.disable()  # loading makes a million objects that stay, and no garbage to speak of
     from edgeinfer import Engine
     from edgeinfer.core.home import kernel_cache_path
     from edgeinfer.core.host import usable_cores, worker_threads
@@ -152,11 +155,23 @@ def loading(model: str, backend: str, context: int | None, threads: int | None) 
     try:
         engine = Engine.load(model, backend=backend, context=context, threads=threads)
     finally:
+        gc.enable()
         if watched:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
+    gc.freeze()
     with engine:
         yield engine
+
+
+def _import_numpy_without_threads() -> None:
+    """NumPy's linear algebra starts a thread for every core when it is imported, which takes as long as a third of the import. Engines never call it."""
+    name = "OPENBLAS_NUM_THREADS"
+    if name not in os.environ:
+        os.environ[name] = "1"
+        import numpy  # noqa: F401
+
+        del os.environ[name]  # processes that we start decide for themselves
 
 
 class ProgressReporter:

@@ -98,24 +98,28 @@ class Engine:
         defaults = BackendOptions(context=DEFAULT_CONTEXT)
         path = _resolve(model)
         warnings = []
-        with GGUFFile.open(path) as file:
+        file = GGUFFile.open(path)
+        try:
             tokenizer = load_tokenizer(file)
             metadata = dict(_template_metadata(file.metadata))
             trained = trained_context(file.metadata)
-        if context is None:
-            context = min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
-        elif trained is not None and context > trained:
-            warnings.append(f"the context of {context} tokens is above the {trained} that the model was trained for; answers may get worse beyond")
-        options = BackendOptions(
-            context=context,
-            threads=checked_option("threads", threads, 1),
-            cache_tokens=checked_option("cache_tokens", cache_tokens, 1),
-            maximum_step_rows=checked_option("chunk", chunk, 1) or defaults.maximum_step_rows,
-            maximum_sequences=checked_option("maximum_sequences", maximum_sequences, 1) or defaults.maximum_sequences,
-            instruction_set=instruction_set,
-            cache_type=cache_type,
-        )
-        return cls(load_backend(backend, path, options, progress), tokenizer, metadata, warnings, prefix_reuse)
+            if context is None:
+                context = min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+            elif trained is not None and context > trained:
+                warnings.append(f"the context of {context} tokens is above the {trained} that the model was trained for; answers may get worse beyond")
+            options = BackendOptions(
+                context=context,
+                threads=checked_option("threads", threads, 1),
+                cache_tokens=checked_option("cache_tokens", cache_tokens, 1),
+                maximum_step_rows=checked_option("chunk", chunk, 1) or defaults.maximum_step_rows,
+                maximum_sequences=checked_option("maximum_sequences", maximum_sequences, 1) or defaults.maximum_sequences,
+                instruction_set=instruction_set,
+                cache_type=cache_type,
+            )
+            return cls(load_backend(backend, path, options, progress, file), tokenizer, metadata, warnings, prefix_reuse)
+        except BaseException:
+            file.close()
+            raise
 
     # What it is ----------------------------------------------------------------------------------------------------------------------------------
 

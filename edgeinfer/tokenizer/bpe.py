@@ -107,10 +107,7 @@ class BytePairEncoder:
 
     @cached_property
     def _ranks(self) -> dict[str, int]:
-        ranks: dict[str, int] = {}
-        for rank, merge in enumerate(self._merges):
-            ranks.setdefault(merge, rank)
-        return ranks
+        return dict(zip(reversed(self._merges), range(len(self._merges) - 1, -1, -1), strict=True))  # the first of equal merges comes last, and stays
 
 
 def merge_by_rank(word: str, ranks: Mapping[str, int]) -> list[str]:

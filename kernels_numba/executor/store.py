@@ -72,11 +72,12 @@ class Made:
 class KernelStore:
     """The kernels of one level in this process. Thread-safe. `directory` None: what is compiled is kept in memory alone.
 
-    Many missing kernels are compiled by `compilers` child processes, which also keeps Numba out of this process; where that fails, they are compiled here.
+    Missing kernels are compiled by up to `compilers` child processes, which also keeps Numba out of this process (100 MB); where that fails, and with 0,
+    they are compiled here.
     `packs` are looked through in their order after the store's own folder; one that does not exist is no error, one that cannot be trusted is reported.
     """
 
-    def __init__(self, level: Level, directory: Path | None, compilers: int = 1, packs: Sequence[Path] = ()) -> None:
+    def __init__(self, level: Level, directory: Path | None, compilers: int = 0, packs: Sequence[Path] = ()) -> None:
         self.level = level
         self.compilers = compilers
         self.directory = directory / level.name if directory is not None else None
@@ -159,7 +160,7 @@ class KernelStore:
         """Fills the folder by child processes (`executor.make`). Whatever they do not manage is compiled by this process, which then raises its error."""
         if self.directory is None or not sys.executable:
             return
-        processes = min(self.compilers, len(kernels) // 2)
+        processes = min(self.compilers, -(-len(kernels) // 2))
         if processes < 1:
             return
         root = str(Path(__file__).resolve().parent.parent.parent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -41,10 +41,10 @@ DEFAULT_CACHED_CONTEXTS = 4
 
 def choose_level(forced: str | None = None) -> Level:
     """The best level that this machine has, or the one forced by the option or EDGEINFER_ISA. Raises UnknownChoiceError if it cannot run here."""
-    architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(os.uname().machine.lower(), os.uname().machine.lower())
     usable = usable_levels(architecture, host.instruction_sets())
     if not usable:
-        raise BackendUnavailableError(f"there are no kernels for {platform.machine()}; edgeinfer runs on x86-64 and arm64")
+        raise BackendUnavailableError(f"there are no kernels for {os.uname().machine}; edgeinfer runs on x86-64 and arm64")
     wanted = forced or env.value("EDGEINFER_ISA")
     if wanted is None:
         return usable[0]
@@ -187,9 +187,14 @@ class NumbaBackend:
         )
 
     @classmethod
-    def load(cls, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None) -> NumbaBackend:
-        """Opens, plans, checks the plan against the memory that is available, then packs. Raises the errors of each of these."""
-        file = GGUFFile.open(model)
+    def load(
+        cls, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None, file: GGUFFile | None = None
+    ) -> NumbaBackend:
+        """Opens, plans, checks the plan against the memory that is available, then packs. Raises the errors of each of these.
+
+        `file` is the model, if it is open already; it belongs to the backend from here on.
+        """
+        file = file or GGUFFile.open(model)
         try:
             file.refuse_unsupported_formats()
             decided = plan(file, options)

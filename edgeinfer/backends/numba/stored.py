@@ -50,7 +50,8 @@ class StoredWeights:
     def map(self) -> mmap.mmap:
         """The file, read-only and private; weights begin at `HEADER_BYTES`. Raises OSError."""
         with self.path.open("rb") as file:
-            return mmap.mmap(file.fileno(), HEADER_BYTES + self.size, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0), prot=mmap.PROT_READ)
+            populate = getattr(mmap, "MAP_POPULATE", 0)  # all of it is needed for the first token
+            return mmap.mmap(file.fileno(), HEADER_BYTES + self.size, flags=mmap.MAP_PRIVATE | populate, prot=mmap.PROT_READ)
 
     def is_whole(self) -> bool:
         """Reads all of it and compares the content with its hash."""
@@ -129,10 +130,12 @@ def write(path: Path, key: str, weights: NDArray[np.uint8]) -> StoredWeights:
         with temporary.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + len(weights))  # a disk that is too small says so before the work
             file.seek(HEADER_BYTES)
-            for start in range(0, len(weights), _CHUNK):
-                piece = weights[start : start + _CHUNK].data
+            start = 0
+            while start < len(weights):  # up to the next multiple of the chunk in the file, so that its pages in memory can be large ones
+                piece = weights[start : start + _CHUNK - (HEADER_BYTES + start) % _CHUNK].data
                 content.update(piece)
                 file.write(piece)
+                start += len(piece)
             line = json.dumps({"key": key, "size": len(weights), "content": content.hexdigest()}).encode()
             head = _MAGIC + hashlib.sha256(line).hexdigest().encode() + b"\n" + line + b"\n"
             file.seek(0)
