@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     for level in LEVELS:
         if level.architecture == "aarch64":
             compiled = KernelStore(level, KERNEL_FOLDER).compile_ahead(sorted(needed))
-            print(f"{level.name}: {len(needed)} kernels, {len(compiled)} of them compiled now", flush=True)
+            print(f"{level.name}: {len(needed)} kernels, {len(compiled.compiled)} of them compiled now", flush=True)
     os.environ["EDGEINFER_CACHE"] = str(KERNEL_FOLDER)
     digests = {model.name: logits_digest(model, None) for model in models}
     (folder / "digests.json").write_text(json.dumps(digests, indent=1))

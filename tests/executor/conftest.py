@@ -7,7 +7,9 @@ import pytest
 
 from kernels_numba.executor.step import StepRecord
 from kernels_numba.executor.store import KernelName, KernelStore
+from tests.arm64 import emulation
 from tests.executor.kernels import KERNELS, name_of
+from tests.kernels.support import KERNEL_FOLDER
 from tests.support.kernels import compile_kernels, lowest_level
 
 
@@ -18,6 +20,8 @@ def kernel_addresses() -> dict[KernelName, int]:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> KernelStore:
+    if emulation.prepared is not None:  # the run loop was compiled before, for kernels of a store are compiled by a child process
+        return KernelStore(lowest_level(), KERNEL_FOLDER)
     directory = tmp_path_factory.mktemp("kernels")
     directory.chmod(0o700)
     return KernelStore(lowest_level(), directory)
