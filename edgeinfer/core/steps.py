@@ -58,7 +58,11 @@ class Step:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order. Valid until the next step."""
+    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order. Valid until the next step.
+
+    `largest` int64[output rows]: the lowest id of each row's largest logit, where the backend finds it on its way.
+    """
 
     logits: NDArray[np.float32]
     rows: NDArray[np.int32]
+    largest: NDArray[np.int64] | None = None

@@ -57,8 +57,8 @@ class Generation:
         """Tokens are small: a generation never waits for its reader."""
         return False
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32]) -> Verdict:
-        token = self._sampler.sample(logits[-1], len(self._token_ids))
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
+        token = self._sampler.sample(logits[-1], len(self._token_ids), None if largest is None else int(largest[-1]))
         if self._first_token == 0.0:
             self._first_token = time.perf_counter()
         if token in self._end_ids:

@@ -26,7 +26,7 @@ class Scoring:
     def paused(self) -> bool:
         return not self.queue.empty()
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32]) -> Verdict:
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
         self.queue.put((first_position, np.array(logits, dtype=np.float32)))
         return Verdict(finished=first_position + len(logits) == self._tokens)
 

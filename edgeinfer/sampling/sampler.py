@@ -24,11 +24,11 @@ class Sampler:
         self._params = params
         self._seed = seed
 
-    def sample(self, logits: NDArray[np.float32], index: int) -> int:
-        """The token for float32[vocabulary]; `index` counts the output tokens of the request from 0."""
+    def sample(self, logits: NDArray[np.float32], index: int, largest: int | None = None) -> int:
+        """The token for float32[vocabulary]; `index` counts the output tokens of the request from 0. `largest`: the first of the largest, if known."""
         params = self._params
         if params.temperature == 0.0:
-            return int(np.argmax(logits))  # the first of equal maxima: the lower id
+            return int(logits.argmax()) if largest is None else largest  # the first of equal maxima: the lower id
         ids, scores = candidates(logits, params.top_k)
         ids, scores = keep_top_p(ids, scores, params.top_p)
         ids, scores = keep_min_p(ids, scores, params.min_p)

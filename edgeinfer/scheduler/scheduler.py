@@ -249,7 +249,7 @@ class Scheduler:
 
     def _run(self, chunks: list[Chunk]) -> None:
         try:
-            logits = self._backend.step(build_step(chunks)).logits
+            outputs = self._backend.step(build_step(chunks))
         except NonFiniteError as error:
             if len(chunks) == 1:
                 self._fail(chunks[0].sequence, error)
@@ -263,10 +263,11 @@ class Scheduler:
             return
         row = 0
         for chunk in chunks:
-            self._deliver(chunk, logits[row : row + chunk.outputs])
-            row += chunk.outputs
+            end = row + chunk.outputs
+            self._deliver(chunk, outputs.logits[row:end], outputs.largest[row:end] if outputs.largest is not None else None)
+            row = end
 
-    def _deliver(self, chunk: Chunk, logits: NDArray[np.float32]) -> None:
+    def _deliver(self, chunk: Chunk, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> None:
         sequence = chunk.sequence
         sequence.computed = chunk.end
         self._remember_pages(sequence, chunk.start)
@@ -274,7 +275,7 @@ class Scheduler:
         if not chunk.outputs:
             return
         try:
-            verdict = sequence.consumer.rows(sequence, chunk.first_output, logits)
+            verdict = sequence.consumer.rows(sequence, chunk.first_output, logits, largest)
         except Exception as error:
             self._fail(sequence, error)
             return

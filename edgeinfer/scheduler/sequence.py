@@ -26,8 +26,8 @@ class RowConsumer(Protocol):
         """True while no more rows are wanted; whoever makes it False wakes the engine."""
         ...
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32]) -> Verdict:
-        """`logits` float32[rows, vocabulary] for consecutive positions from `first_position`; valid until this returns."""
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
+        """`logits` float32[rows, vocabulary] for consecutive positions from `first_position`; valid until this returns. `largest` as in StepOutputs."""
         ...
 
     def failed(self, error: BaseException) -> None:

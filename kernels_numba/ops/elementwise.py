@@ -13,7 +13,17 @@ ADD_OPERANDS = ("input", "input_stride", "other", "other_stride", "width", "per_
 SCALE_OPERANDS = ("input", "input_stride", "factor", "width", "per_output", "output", "output_stride")
 SOFTCAP_OPERANDS = ("input", "input_stride", "cap", "width", "per_output", "output", "output_stride")
 SELECT_OUTPUTS_OPERANDS = ("input", "input_stride", "width", "output", "output_stride")
-CHECK_FINITE_OPERANDS = ("input", "input_stride", "width", "per_output")
+CHECK_LOGITS_OPERANDS = ("input", "input_stride", "width", "maxima", "maxima_stride")
+
+MAXIMA_COLUMNS = 4096
+"""Columns of a block of logits whose largest are noted together."""
+
+LOWEST = np.float32(-np.inf)
+
+
+def maxima_width(columns: int) -> int:
+    """Float32 of a row of `maxima`: 16 for each block."""
+    return -(-columns // MAXIMA_COLUMNS) * 16
 
 
 @kernel_function
@@ -97,18 +107,43 @@ def select_outputs(simd, operands, step, worker, workers):
 
 
 @kernel_function
-def check_finite(simd, operands, step, worker, workers):
-    """Sets the step's status to STATUS_NON_FINITE if any value is infinite or NaN, unless it holds a fault already. Padding is not looked at."""
+def check_logits(simd, operands, step, worker, workers):
+    """Sets the step's status to STATUS_NON_FINITE if any logit is infinite or NaN, unless it holds a fault already; and notes where the largest are.
+
+    maxima: float32[outputs, blocks, 16], lane i of block b being the largest of the columns c of b * MAXIMA_COLUMNS ... with c mod 16 = i (-infinity
+    where there is none), so that whoever looks for the largest logit reads one block of them instead of all. Padding is not looked at.
+    """
     source = word(simd, operands, 0)
     stride = word(simd, operands, 1)
     width = word(simd, operands, 2)
-    rows = row_count(simd, step, word(simd, operands, 3))
+    maxima = word(simd, operands, 3)
+    maxima_stride = word(simd, operands, 4)
+    blocks = (width + MAXIMA_COLUMNS - 1) // MAXIMA_COLUMNS
+    units = simd.load_i64(step + OUTPUTS) * blocks
     zero = simd.splat_f32(np.float32(0))
+    lowest = simd.splat_f32(LOWEST)
     poison = zero  # becomes NaN by infinity * 0 and NaN * 0
-    first, end = share_of_columns(simd, width, worker, workers)
-    for row in range(rows):
-        for column in range(first, end, 16):
-            poison = simd.fma(simd.load_lanes_f32(source + row * stride + 4 * column, width - column), zero, poison)
-    total = simd.sum_lanes(poison)
+    poison_2 = zero
+    for unit in range(share_start(simd, units, worker, workers), share_start(simd, units, worker + 1, workers)):
+        row = unit // blocks
+        block = unit - row * blocks
+        address = source + row * stride + 4 * MAXIMA_COLUMNS * block
+        count = min(MAXIMA_COLUMNS, width - MAXIMA_COLUMNS * block)
+        pairs = count // 32 * 32
+        largest = lowest
+        largest_2 = lowest
+        for column in range(0, pairs, 32):
+            value = simd.load_f32x16(address + 4 * column)
+            value_2 = simd.load_f32x16(address + 4 * column + 64)
+            poison = simd.fma(value, zero, poison)
+            poison_2 = simd.fma(value_2, zero, poison_2)
+            largest = simd.maximum(value, largest)
+            largest_2 = simd.maximum(value_2, largest_2)
+        for column in range(pairs, count, 16):
+            value = simd.load_lanes_f32(address + 4 * column, count - column)
+            poison = simd.fma(value, zero, poison)
+            largest = simd.maximum(simd.keep_lanes(value, 0, count - column, lowest), largest)
+        simd.store_f32x16(maxima + row * maxima_stride + 64 * block, simd.maximum(largest, largest_2))
+    total = simd.sum_lanes(poison + poison_2)
     if total != total and simd.load_i64(step + STATUS) == 0:
         simd.store_i64(step + STATUS, STATUS_NON_FINITE)

@@ -305,6 +305,9 @@ def select_outputs(x: Floats, output_rows: NDArray[np.int32]) -> Floats:
     return x[output_rows]
 
 
-def check_finite(x: Floats) -> bool:
-    """Whether all values are finite."""
-    return bool(np.isfinite(x).all())
+def check_logits(x: Floats, block: int) -> tuple[bool, Floats]:
+    """Whether all values are finite, and the largest of every 16th column in blocks of `block` columns: float32[rows, blocks, 16]."""
+    rows, columns = x.shape
+    padded = np.full((rows, -(-columns // block) * block), -np.inf, np.float32)
+    padded[:, :columns] = x
+    return bool(np.isfinite(x).all()), padded.reshape(rows, -1, block // 16, 16).max(axis=2)

@@ -57,6 +57,8 @@ class Driver:
         result = self.backend.step(step)
         assert result.rows.tolist() == np.flatnonzero(flags == OutputKind.LOGITS).tolist()
         assert result.logits.shape == (len(result.rows), self.backend.capabilities.vocabulary) and result.logits.dtype == np.float32
+        if result.largest is not None:
+            assert result.largest.tolist() == result.logits.argmax(axis=1).tolist()
         ends = np.cumsum([part.wanted for part in parts])
         return [result.logits[end - part.wanted : end].copy() for part, end in zip(parts, ends, strict=True)]
 

@@ -36,7 +36,7 @@ OPERANDS = {
     "ops.activation.activation": activation.ACTIVATION_OPERANDS, "ops.activation.activation_quantize": activation.ACTIVATION_QUANTIZE_OPERANDS,
     "ops.quantize.quantize": quantize.QUANTIZE_OPERANDS, "ops.elementwise.add": elementwise.ADD_OPERANDS, "ops.elementwise.scale": elementwise.SCALE_OPERANDS,
     "ops.elementwise.softcap": elementwise.SOFTCAP_OPERANDS, "ops.elementwise.select_outputs": elementwise.SELECT_OUTPUTS_OPERANDS,
-    "ops.elementwise.check_finite": elementwise.CHECK_FINITE_OPERANDS, "ops.prefetch.prefetch_weights": prefetch.PREFETCH_WEIGHTS_OPERANDS,
+    "ops.elementwise.check_logits": elementwise.CHECK_LOGITS_OPERANDS, "ops.prefetch.prefetch_weights": prefetch.PREFETCH_WEIGHTS_OPERANDS,
 }  # fmt: skip
 READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values"}
 WRITTEN = {"output", "blocks"}

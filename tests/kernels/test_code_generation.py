@@ -9,7 +9,7 @@ import pytest
 from kernels_numba.executor.compile import assembly
 from kernels_numba.ops.activation import activation, activation_quantize
 from kernels_numba.ops.attention import attention
-from kernels_numba.ops.elementwise import check_finite, softcap
+from kernels_numba.ops.elementwise import check_logits, softcap
 from kernels_numba.ops.norm import rms_norm, rms_norm_quantize
 from kernels_numba.ops.pages import store_keys_values
 from kernels_numba.ops.quantize import quantize
@@ -22,7 +22,7 @@ CALLS = {"x86_64": r"\bcall[ql]?\b", "aarch64": r"\b(bl|blr)\b"}
 KERNELS: list[tuple[KernelFunction, tuple[str, ...]]] = [
     (attention, ("f16",)), (store_keys_values, ("f16",)), (rms_norm, ()), (rms_norm_quantize, ()), (quantize, ()),
     (rope_table, ()), (rope, ("halves",)), (rope, ("neighbours",)), (activation, ("gelu_erf",)), (activation_quantize, ("silu",)),
-    (softcap, ()), (check_finite, ()),
+    (softcap, ()), (check_logits, ()),
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kernels_numba.executor.step import STATUS_NON_FINITE
 from kernels_numba.ops import reference
+from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
 from tests.kernels.support import Memory, StepWords, every_level, float_bits, run
 
 ROWS = [1, 2, 5, 8, 9, 17]
@@ -215,15 +216,32 @@ def test_select_outputs(level: str) -> None:
 @every_level
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0, 0), (2, 49), (1, 31)])
-def test_check_finite(level: str, bad: float | None, place: tuple[int, int]) -> None:
+def test_check_logits_finds_what_is_not_finite(level: str, bad: float | None, place: tuple[int, int]) -> None:
     x = values(3, 50)
     x[0, 1] = 3.4e38
     if bad is not None:
         x[place] = bad
     for workers in (1, 2, 3):
-        memory = Memory()
-        source = memory.matrix(x)
-        source.full[:, 50:] = np.nan  # padding of logits is not looked at
-        step = StepWords(5, output_rows=[0, 1, 2])
-        run(level, "ops.elementwise", "check_finite", (), [source.address, source.stride, 50, 1], step, workers)
-        assert step.status == (0 if bad is None else STATUS_NON_FINITE)
+        assert check_logits(level, x, workers)[0] == (0 if bad is None else STATUS_NON_FINITE)
+
+
+@every_level
+@pytest.mark.parametrize("columns", [3, 16, 50, 4096, 4097, 9000])
+def test_check_logits_notes_the_largest(level: str, columns: int) -> None:
+    x = values(3, columns) - np.float32(10)  # padding must not count as a larger 0
+    x[1, :] = x[1, 0]
+    _, expected = reference.check_logits(x, MAXIMA_COLUMNS)
+    for workers in (1, 2, 3):
+        same(check_logits(level, x, workers)[1].reshape(expected.shape), expected)
+
+
+def check_logits(level: str, x: np.ndarray, workers: int) -> tuple[int, np.ndarray]:
+    """(status, maxima); the padding of the logits is poisoned."""
+    memory = Memory()
+    columns = x.shape[1]
+    source, maxima = memory.matrix(x), memory.matrix((len(x), maxima_width(columns)))
+    source.full[:, columns:] = np.nan
+    step = StepWords(5, output_rows=list(range(len(x))))
+    run(level, "ops.elementwise", "check_logits", (), [source.address, source.stride, columns, maxima.address, maxima.stride], step, workers)
+    memory.check()
+    return step.status, maxima.values

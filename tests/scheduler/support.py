@@ -23,7 +23,7 @@ class Recorder:
         self.paused = False
         self.finished = False
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32]) -> Verdict:
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
         for offset, row in enumerate(logits):
             assert first_position + offset not in self.logits, "a position was delivered twice"
             self.logits[first_position + offset] = row.copy()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime
+from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
 from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
@@ -30,6 +31,7 @@ from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
 from kernels_numba.ops.cache_types import PAGE_POSITIONS
+from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
 
 PROCESS_GROWTH = 4_000_000
@@ -140,6 +142,12 @@ def _pages(tokens: int) -> int:
     return -(-tokens // PAGE_POSITIONS)
 
 
+def _rows_in(arena: Region, slot: Slot, width: int) -> NDArray[np.float32]:
+    """float32[MAXIMUM_OUTPUT_ROWS, width]: a view of a slot."""
+    size = rows_bytes(MAXIMUM_OUTPUT_ROWS, width)
+    return arena.bytes[slot.offset : slot.offset + size].view(np.float32).reshape(MAXIMUM_OUTPUT_ROWS, row_stride(width) // 4)[:, :width]
+
+
 class NumbaBackend:
     """Our own kernels on a model. The same bits whatever shares a step and however a prompt is cut, for any number of threads and any level."""
 
@@ -166,10 +174,8 @@ class NumbaBackend:
         except BaseException:
             self.close()
             raise
-        logits = emitter.logits_slot()
-        stride = -(-program.vocabulary // 16) * 16
-        rows = arena.bytes[logits.offset : logits.offset + MAXIMUM_OUTPUT_ROWS * stride * 4].view(np.float32).reshape(MAXIMUM_OUTPUT_ROWS, stride)
-        self._logits = rows[:, : program.vocabulary]
+        self._logits = _rows_in(arena, emitter.logits_slot(), program.vocabulary)
+        self._maxima = _rows_in(arena, emitter.maxima, maxima_width(program.vocabulary))
         groups = {entry.group: CacheGroup(entry.group, PAGE_POSITIONS, _pages(decided.cache_tokens), entry.window) for entry in program.stores}
         self._record = StepRecord(options.maximum_step_rows, options.maximum_sequences, len(groups), MAXIMUM_OUTPUT_ROWS)
         self.program = program
@@ -258,7 +264,15 @@ class NumbaBackend:
                 "the model produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is damaged. "
                 "Try cache_type='f32', or compare the file with its checksum"
             )
-        return StepOutputs(self._logits[: len(rows)], rows)
+        return StepOutputs(self._logits[: len(rows)], rows, self._largest(len(rows)))
+
+    def _largest(self, outputs: int) -> NDArray[np.int64]:
+        """int64[outputs]: the lowest id of each row's largest logit, by the block that holds it."""
+        found = np.empty(outputs, np.int64)
+        for row in range(outputs):
+            start = int(self._maxima[row].argmax()) // 16 * MAXIMA_COLUMNS
+            found[row] = start + int(self._logits[row, start : start + MAXIMA_COLUMNS].argmax())
+        return found
 
     def take_profile(self) -> tuple[OperationTime, ...]:
         """See `ProfilingBackend`; the times are worker 0's. Raises InvalidRequestError if the backend was not loaded with `profile`."""
@@ -281,7 +295,7 @@ class NumbaBackend:
         self._closed = True
         if self._pool is not None:
             self._pool.close()
-        self._logits = np.empty((0, 0), np.float32)
+        self._logits = self._maxima = np.empty((0, 0), np.float32)
         if self._weights is not None:
             self._weights.close()
         for region in self._regions:

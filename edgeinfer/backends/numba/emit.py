@@ -87,6 +87,7 @@ class Emitter:
         self.attention_scratch_bytes = max(
             (attention.attention_scratch_bytes(store.key_size, store.value_size, context) for store in program.stores), default=0
         )
+        self.maxima = self.arena.take(rows_bytes(MAXIMUM_OUTPUT_ROWS, elementwise.maxima_width(program.vocabulary)))
         self.attention_scratch = self.arena.take(workers * self.attention_scratch_bytes)
 
     def emit(self) -> None:
@@ -106,8 +107,9 @@ class Emitter:
                             self.arena.give_back(slot)
         logits = self.program.logits
         self._entry(
-            KernelName("ops.elementwise", "check_finite"), elementwise.CHECK_FINITE_OPERANDS, "check logits", reads=[self._rows_of(logits)], writes=[],
-            input=self._at(logits), input_stride=row_stride(logits.width), width=logits.width, per_output=1,
+            KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
+            writes=[self.maxima], input=self._at(logits), input_stride=row_stride(logits.width), width=logits.width,
+            maxima=Address("slot", self.maxima), maxima_stride=row_stride(elementwise.maxima_width(logits.width)),
         )  # fmt: skip
         self._hint_at_weights()
 
