@@ -9,6 +9,7 @@ pool is asked to adapt.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import threading
@@ -200,7 +201,8 @@ class WorkerPool:
             return int(crew.run(crew.control, tape.address, len(tape), tape.counters_address, step.address, len(places)))
         finally:
             if before is not None:
-                os.sched_setaffinity(0, before)
+                with contextlib.suppress(OSError):  # none of them is left to this process: then it stays where it is
+                    os.sched_setaffinity(0, before)
 
     def resize(self, count: int, cores: Sequence[int] | None = None) -> None:
         """Changes the number of workers, and their cores: None keeps them, which needs as many as before."""
@@ -265,7 +267,10 @@ def _bind_caller(core: int) -> set[int] | None:
     before = os.sched_getaffinity(0)
     if core not in before:  # whoever restricted this thread since the pool was made has the say
         return None
-    os.sched_setaffinity(0, {core})
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:  # the container's set of processors has become smaller
+        return None
     return before
 
 
