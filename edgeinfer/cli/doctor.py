@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeinfer.cli import options
+
+if TYPE_CHECKING:
+    from edgeinfer.core.host import UsableCores
 
 LIBRARIES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "typer", "rich", "llama-cpp-python", "onnxruntime", "huggingface_hub")
 PROBES = {"llamacpp": "llama_cpp", "onnx": "onnxruntime"}
@@ -55,7 +58,7 @@ def examine() -> dict[str, dict[str, Any]]:
             "processor": host.processor_name(),
             "worker threads": threads,
             "cores considered": "; ".join(limit.reason for limit in cores.limits),
-            "pinned to processors": ", ".join(map(str, cores.cpus)) or "none: more threads than processors",
+            "pinned to processors": pinned(cores),
             "available memory": f"{memory.size / 1e6:,.0f} MB: {memory.reason}",
             "memory considered": "; ".join(f"{limit.reason} leaves {limit.amount / 1e6:,.0f} MB" for limit in memory.limits),
             "instruction sets": ", ".join(flag for flag in NOTABLE_FLAGS if flag in flags) or "none that edgeinfer makes use of",
@@ -86,6 +89,15 @@ def kernel_level(flags: frozenset[str]) -> tuple[str, str]:
         return "none", str(error)
     usable = ", ".join(level.name for level in usable_levels(platform.machine(), flags))
     return level.name, "EDGEINFER_ISA" if env.value("EDGEINFER_ISA") else f"the best of those that this machine can run ({usable})"
+
+
+def pinned(cores: UsableCores) -> str:
+    """Where workers run."""
+    if cores.count == 1:
+        return "none: a single worker goes where the system puts it"
+    if not cores.cpus:
+        return "none: more threads than processors"
+    return f"{', '.join(map(str, cores.cpus))}; workers are left out while other processes take their cores"
 
 
 def library_version(name: str) -> str:

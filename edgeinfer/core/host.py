@@ -207,7 +207,7 @@ def usable_cores(root: Path = _ROOT, affinity: Collection[int] | None = None) ->
         limits.append(Limit(cores.big, f"{cores.big} big cores of {physical}"))
     quota = _quota(root)
     if quota is not None:
-        limits.append(Limit(max(1, int(quota)), f"control-group quota of {quota:g} processors"))
+        limits.append(Limit(max(1, int(quota)), f"control-group quota of {quota:g} processor{'' if quota == 1 else 's'}"))
     lowest = min(limits, key=lambda limit: limit.amount)  # of equal ones the first
     return UsableCores(lowest.amount, lowest.reason, cores.processors[: lowest.amount], tuple(limits))
 

@@ -12,6 +12,7 @@ import pytest
 
 from edgeinfer.cli import doctor
 from edgeinfer.core import env
+from edgeinfer.core.host import UsableCores
 
 Command = Callable[..., Any]
 
@@ -34,6 +35,18 @@ def test_choices_come_with_reasons(command: Command, monkeypatch: pytest.MonkeyP
     assert machine["worker threads"] == "3: EDGEINFER_THREADS"
     assert "the best of those that this machine can run" in machine["instruction-set level"]
     assert "leaves" in machine["memory considered"]
+
+
+@pytest.mark.parametrize(
+    ("count", "cpus", "text"),
+    [
+        (1, (0,), "none: a single worker goes where the system puts it"),
+        (3, (), "none: more threads than processors"),
+        (2, (4, 6), "4, 6; workers are left out while other processes take their cores"),
+    ],
+)
+def test_where_workers_run(count: int, cpus: tuple[int, ...], text: str) -> None:
+    assert doctor.pinned(UsableCores(count, "asked for", cpus, ())) == text
 
 
 def test_a_wrong_setting_is_shown_not_fatal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
