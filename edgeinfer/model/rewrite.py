@@ -9,8 +9,23 @@ from edgeinfer.model.program import Operation, Program, Value
 
 
 def fuse(program: Program) -> Program:
-    """The program with every rewrite applied that saves a pass over memory."""
-    return fold_residuals(program)
+    """The program with every rewrite applied that saves a pass over memory or a wait between workers."""
+    return order_by_depth(fold_residuals(program))
+
+
+def order_by_depth(program: Program) -> Program:
+    """Operations by their distance from the inputs, otherwise in their order: those that do not depend on each other stand together.
+
+    Workers wait between an operation and what it depends on; of three projections with a norm after each, all are multiplied before any is normed.
+    """
+    depths: dict[Value, int] = {}
+    keys: list[int] = []
+    for operation in program.operations:
+        depth = 1 + max((depths[value] for value in operation.inputs), default=0)
+        depths.update((value, depth) for value in operation.outputs)
+        keys.append(depth)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return dataclasses.replace(program, operations=tuple(program.operations[index] for index in order))
 
 
 def fold_residuals(program: Program) -> Program:

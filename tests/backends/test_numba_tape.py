@@ -51,6 +51,7 @@ class Access:
     writes: dict[str, Range]
     stores_read: frozenset[int]
     stores_written: frozenset[int]
+    heads: object = None  # of a row, where that is how workers divide it
 
 
 def emitted(program: Program, rows: int = ROWS, workers: int = WORKERS) -> tuple[Emitter, int]:
@@ -98,7 +99,8 @@ def access(draft: Draft) -> Access:
     store = operands.get("store")
     touched = frozenset([store.key]) if isinstance(store, Address) and isinstance(store.key, int) else frozenset()
     writes_store = kernel.endswith("store_keys_values")
-    return Access(kernel, reads, writes, frozenset() if writes_store else touched, touched if writes_store else frozenset())
+    heads = operands.get("segments", operands.get("heads"))
+    return Access(kernel, reads, writes, frozenset() if writes_store else touched, touched if writes_store else frozenset(), heads)
 
 
 def overlap(first: Range, second: Range) -> bool:
@@ -113,6 +115,8 @@ def must_wait(before: Access, after: Access) -> str | None:
         for written in before.writes.values():
             # each worker reads the columns that it wrote itself: both share out 32 columns at a time
             own = after.kernel.startswith("ops.activation.") and before.kernel.startswith("ops.linear.") and name in ("gate", "up")
+            # and a head that is turned was normed by the same worker, if there are as many of them in a row
+            own |= (before.kernel, after.kernel, name) == ("ops.norm.rms_norm", "ops.rope.rope", "input") and before.heads == after.heads
             if overlap(read, written) and not (own and read[0] == written[0]):
                 return f"it reads {name} from what was written"
     for name, written in after.writes.items():

@@ -36,6 +36,11 @@ class Address:
 
 
 Operand = int | Address
+Split = tuple[str, int]
+"""How workers divide an entry: ("columns", width) in groups of 32 of a row, all rows; ("heads", heads) in heads of `heads` a row, row by row."""
+
+READ_OWN = frozenset({"ops.activation", "ops.rope"})
+"""Modules of kernels that read rows only where they write: each worker reads what it wrote itself, if the entry before was divided in the same way."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,9 @@ class Emitter:
         self.groups = list(dict.fromkeys(store.group for store in program.stores))
         self._slots: dict[tuple[Value, str], Slot] = {}
         self._caches = [Slot(0) for _ in program.stores]  # stand for the stores, so that attention waits for the keys and values
-        self._pending_writes: dict[int, str] = {}  # slot -> module of the kernel that wrote it since the last barrier
+        self._pending_writes: dict[int, Split | None] = {}  # slot -> how the entry that wrote it since the last barrier was split
         self._pending_reads: set[int] = set()
+        self._dead_slots: list[Slot] = []  # of dead values; free from the next barrier on, so that nobody waits only to write there
         self._as_blocks, self._as_rows = _forms(program)
         self._last_use = _last_uses(program)
         self.scratch = self.arena.take(workers * embedding.MAPPED_SCRATCH_BYTES)
@@ -104,7 +110,7 @@ class Emitter:
                     for form in ("rows", "blocks"):
                         slot = self._slots.pop((value, form), None)
                         if slot is not None:
-                            self.arena.give_back(slot)
+                            self._dead_slots.append(slot)
         logits = self.program.logits
         self._entry(
             KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
@@ -176,9 +182,9 @@ class Emitter:
             return
         self._entry(
             KernelName("ops.norm", "rms_norm"), norm.RMS_NORM_OPERANDS, f"norm {weight.name}", reads=[self._rows_of(source)],
-            writes=[self._rows_of(output)], input=self._at(source), input_stride=row_stride(source.width), weight=Address("rows", weight.name),
-            segment=segment, segments=output.width // segment, epsilon=epsilon, per_output=int(output.per_output), output=self._at(output),
-            output_stride=row_stride(output.width),
+            writes=[self._rows_of(output)], split=("heads", output.width // segment), input=self._at(source), input_stride=row_stride(source.width),
+            weight=Address("rows", weight.name), segment=segment, segments=output.width // segment, epsilon=epsilon,
+            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width),
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -190,10 +196,11 @@ class Emitter:
         reads = [self._blocks_of(source) if quantized else self._rows_of(source)] + ([self._rows_of(residual)] if residual is not None else [])
         self._entry(
             KernelName("ops.linear", "linear" if quantized else "linear_float", (weight.format_name,)), linear.LINEAR_OPERANDS, f"linear {weight.name}",
-            reads=reads, writes=[self._rows_of(output)], weights=Address("packed", weight.name), row_tiles=-(-weight.shape[0] // 16),
-            columns=weight.shape[1], input=self._at_blocks(source) if quantized else self._at(source), input_stride=row_stride(source.width),
-            bias=Address("rows", bias.name) if bias is not None else 0, residual=self._at(residual) if residual is not None else 0,
-            residual_stride=row_stride(output.width), per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width),
+            reads=reads, writes=[self._rows_of(output)], split=("columns", output.width), weights=Address("packed", weight.name),
+            row_tiles=-(-weight.shape[0] // 16), columns=weight.shape[1], input=self._at_blocks(source) if quantized else self._at(source),
+            input_stride=row_stride(source.width), bias=Address("rows", bias.name) if bias is not None else 0,
+            residual=self._at(residual) if residual is not None else 0, residual_stride=row_stride(output.width),
+            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width),
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -202,8 +209,9 @@ class Emitter:
         output, attributes = operation.outputs[0], operation.attributes
         self._entry(
             KernelName("ops.rope", "rope", (str(attributes["pairing"]),)), rope.ROPE_OPERANDS, f"rope {output.name}",
-            reads=[self._rows_of(source), self._rows_of(table)], writes=[self._rows_of(output)], input=self._at(source),
-            input_stride=row_stride(source.width), table=self._at(table), table_stride=row_stride(table.width), heads=_whole(attributes["heads"]),
+            reads=[self._rows_of(source), self._rows_of(table)], writes=[self._rows_of(output)], split=("heads", _whole(attributes["heads"])),
+            input=self._at(source), input_stride=row_stride(source.width), table=self._at(table), table_stride=row_stride(table.width),
+            heads=_whole(attributes["heads"]),
             head_size=_whole(attributes["head_size"]), pairs=_whole(attributes["pairs"]), output=self._at(output), output_stride=row_stride(output.width),
         )  # fmt: skip
 
@@ -219,7 +227,7 @@ class Emitter:
         self._entry(
             KernelName("ops.pages", "store_keys_values", (self.cache_type,)), pages.STORE_KEYS_VALUES_OPERANDS, f"cache {store.index}",
             reads=[self._rows_of(keys), self._rows_of(values)], writes=[cache], keys=self._at(keys), keys_stride=row_stride(keys.width),
-            values=self._at(values), values_stride=row_stride(values.width), **place,
+            values=self._at(values), values_stride=row_stride(values.width), split=None, **place,
         )  # fmt: skip
         self._entry(
             KernelName("ops.attention", "attention", (self.cache_type,)), attention.ATTENTION_OPERANDS, f"attention {store.index}",
@@ -227,7 +235,7 @@ class Emitter:
             queries_stride=row_stride(queries.width), heads=_whole(attributes["heads"]), scale=float_operand(_number(attributes["scale"])),
             window=_whole(attributes["window"]), softcap=float_operand(_number(attributes["softcap"])),
             scratch=Address("slot", self.attention_scratch), scratch_bytes_per_worker=self.attention_scratch_bytes, output=self._at(output),
-            output_stride=row_stride(output.width), **place,
+            output_stride=row_stride(output.width), split=None, **place,
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -243,12 +251,13 @@ class Emitter:
         if output in self._as_blocks and output not in self._as_rows:
             self._entry(
                 KernelName("ops.activation", "activation_quantize", tags), activation.ACTIVATION_QUANTIZE_OPERANDS, f"activation {output.name}", reads=reads,
-                writes=[self._blocks_of(output)], **inputs, output=self._at_blocks(output),
+                writes=[self._blocks_of(output)], split=("columns", output.width), **inputs, output=self._at_blocks(output),
             )  # fmt: skip
             return
         self._entry(
             KernelName("ops.activation", "activation", tags), activation.ACTIVATION_OPERANDS, f"activation {output.name}", reads=reads,
-            writes=[self._rows_of(output)], **inputs, output=self._at(output), output_stride=row_stride(output.width),
+            writes=[self._rows_of(output)], split=("columns", output.width), **inputs, output=self._at(output),
+            output_stride=row_stride(output.width),
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -267,7 +276,7 @@ class Emitter:
         self._entry(
             KernelName("ops.elementwise", function), names, f"{function} {output.name}", reads=[self._rows_of(value) for value in operation.inputs],
             writes=[self._rows_of(output)], input=self._at(source), input_stride=row_stride(source.width), width=output.width,
-            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width), **operands,
+            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width), split=None, **operands,
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -313,26 +322,30 @@ class Emitter:
         return Address("slot", self._blocks_of(value))
 
     def _entry(
-        self, kernel: KernelName, names: Sequence[str], label: str, *, reads: list[Slot], writes: list[Slot], **operands: Operand
-    ) -> None:
+        self, kernel: KernelName, names: Sequence[str], label: str, *, reads: list[Slot], writes: list[Slot], split: Split | None = None,
+        **operands: Operand,
+    ) -> None:  # fmt: skip
         """Adds a draft; the one before it gets a barrier if this one touches what entries since the last barrier wrote, or writes what they read.
 
-        An activation may follow the linear operations that made its inputs without one: each worker reads only the columns that it wrote itself.
+        `split` says how its output is divided, where that matters. The kernels of `READ_OWN` need no barrier after entries of the same split.
         """
         if set(operands) != set(names):
             raise ValueError(f"operands of {kernel.symbol}: {sorted(operands)} given, {sorted(names)} wanted")
         read, written = {id(slot) for slot in reads}, {id(slot) for slot in writes}
         touching = [self._pending_writes[slot] for slot in read if slot in self._pending_writes]
-        own_columns = kernel.module == "ops.activation" and all(writer == "ops.linear" for writer in touching)
-        hazard = (touching and not own_columns) or written & (self._pending_reads | set(self._pending_writes))
+        own = kernel.module in READ_OWN and all(other == split for other in touching)
+        hazard = (touching and not own) or written & (self._pending_reads | set(self._pending_writes))
         if self.drafts:
             last = self.drafts[-1]
             self.drafts[-1] = Draft(last.kernel, last.operands, last.label, bool(hazard))
         if hazard:
             self._pending_writes.clear()
             self._pending_reads.clear()
+            for slot in self._dead_slots:
+                self.arena.give_back(slot)
+            self._dead_slots.clear()
         self._pending_reads |= read
-        self._pending_writes.update(dict.fromkeys(written, kernel.module))
+        self._pending_writes.update(dict.fromkeys(written, split))
         self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label))
 
 
