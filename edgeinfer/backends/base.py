@@ -12,6 +12,9 @@ from typing import Protocol
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import Step, StepOutputs
 
+CACHE_TYPES = ("f16", "f32", "q8_0")
+"""What keys and values may be kept as. q8_0: a byte each and a half-float scale for up to 32."""
+
 
 @dataclass(frozen=True)
 class BackendOptions:
@@ -23,7 +26,7 @@ class BackendOptions:
     maximum_step_rows: int = 512  # rows of a step (the chunk of a prefill)
     maximum_sequences: int = 32
     instruction_set: str | None = None  # a level's name, to force it
-    cache_type: str = "f16"  # "f16" | "f32"
+    cache_type: str = "f16"  # of CACHE_TYPES
     profile: bool = False  # time every operation of a step, for backends that can: see `ProfilingBackend`
 
 

@@ -27,9 +27,9 @@ from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutp
 _CELLS_PER_PAGE = 32
 _CELL_PADDING = 256  # llama.cpp rounds a context up to this
 _MAXIMUM_SEQUENCES = 256  # LLAMA_MAX_SEQ
-_GGML_TYPES = {"f32": 0, "f16": 1}
-_FLASH_ATTENTION_AUTO = -1
-_FLASH_ATTENTION_OFF = 0
+_GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+_CACHE_BYTES_PER_32 = {"f32": 128, "f16": 64, "q8_0": 34}
+_FLASH_ATTENTION = {"f32": 0, "f16": -1, "q8_0": 1}  # off, as llama.cpp decides, on: quantized values need it
 _ERROR_LEVEL = 4  # of ggml_log_level
 
 _library: Any = None
@@ -167,7 +167,7 @@ def _context_parameters(library: Any, options: BackendOptions, threads: int, seq
     parameters.n_outputs_max = max(MAXIMUM_OUTPUT_ROWS, sequences)  # room for the logits of every row would be 537 MB on a vocabulary of 262,144
     parameters.n_threads = parameters.n_threads_batch = threads
     parameters.type_k = parameters.type_v = _GGML_TYPES[options.cache_type]
-    parameters.flash_attn_type = _FLASH_ATTENTION_OFF if options.cache_type == "f32" else _FLASH_ATTENTION_AUTO
+    parameters.flash_attn_type = _FLASH_ATTENTION[options.cache_type]
     parameters.offload_kqv = False
     parameters.op_offload = False
     parameters.no_perf = True
@@ -181,7 +181,7 @@ def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) 
     available = host.available_memory()
     heads = library.llama_model_n_head(model) or 1
     width = library.llama_model_n_embd(model) // heads * library.llama_model_n_head_kv(model)
-    cache = 2 * library.llama_model_n_layer(model) * width * cells * (4 if options.cache_type == "f32" else 2)
+    cache = 2 * library.llama_model_n_layer(model) * width * cells * _CACHE_BYTES_PER_32[options.cache_type] // 32
     return MemoryPlan(
         weights=0,
         cache=cache,
@@ -195,7 +195,7 @@ def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) 
 
 
 def _description(library: Any, options: BackendOptions) -> str:
-    flash_attention = "off" if options.cache_type == "f32" else "auto"
+    flash_attention = {"f32": "off", "f16": "auto", "q8_0": "on"}[options.cache_type]
     features = library.llama_print_system_info().decode("utf-8", "replace").strip()
     return f"llama.cpp of llama-cpp-python {_version()}, {options.cache_type} cache, flash attention {flash_attention}; {features}"
 

@@ -45,6 +45,7 @@ def batch(
     backend: options.BackendName = "numba",
     threads: options.Threads = None,
     context: options.Context = None,
+    cache_type: options.CacheType = "f16",
 ) -> None:
     """Answer a file of requests together. The options hold for lines that do not say otherwise."""
     from edgeinfer.cli.console import loading, note
@@ -54,7 +55,11 @@ def batch(
         raise InvalidRequestError(f"{target} is the file of requests; name another file for the answers")
     defaults = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     failed = answered = 0
-    with opened(source, "r") as lines, loading(model, backend=backend, context=context, threads=threads) as engine, opened(target, "w") as output:
+    with (
+        opened(source, "r") as lines,
+        loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type) as engine,
+        opened(target, "w") as output,
+    ):
         for warning in engine.warnings:
             note(f"edgeinfer: warning: {warning}")
         for requests in windows(read_requests(lines, defaults)):

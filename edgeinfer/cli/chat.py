@@ -28,6 +28,7 @@ def chat(
     backend: options.BackendName = "numba",
     threads: options.Threads = None,
     context: options.Context = None,
+    cache_type: options.CacheType = "f16",
 ) -> None:
     """Talk with a model. Answers go to standard output; the conversation is kept until /new or /quit."""
     from edgeinfer.cli.console import loading, note, text_argument
@@ -36,7 +37,7 @@ def chat(
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed)
     instructions = None if system is None else text_argument("--system", system)
     refuse_without_template(model)
-    with loading(model, backend=backend, context=context, threads=threads) as engine:
+    with loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type) as engine:
         for warning in engine.warnings:
             note(f"edgeinfer: warning: {warning}")
         converse(engine, params, instructions, timings)

@@ -135,7 +135,7 @@ def text_argument(name: str, text: str) -> str:
 
 
 @contextmanager
-def loading(model: str, backend: str, context: int | None, threads: int | None) -> Iterator[Engine]:
+def loading(model: str, backend: str, context: int | None, threads: int | None, cache_type: str = "f16") -> Iterator[Engine]:
     """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
     _import_numpy_without_threads()
     gc.disable()  # loading makes a million objects that stay, and no garbage to speak of
@@ -153,7 +153,7 @@ def loading(model: str, backend: str, context: int | None, threads: int | None) 
         sys.stderr.write(f"loading {printable(model)}{' and compiling kernels, which the first time takes a while' if first else ''} ...")
         sys.stderr.flush()
     try:
-        engine = Engine.load(model, backend=backend, context=context, threads=threads)
+        engine = Engine.load(model, backend=backend, context=context, threads=threads, cache_type=cache_type)
     finally:
         gc.enable()
         if watched:

@@ -26,6 +26,7 @@ def run(
     backend: options.BackendName = "numba",
     threads: options.Threads = None,
     context: options.Context = None,
+    cache_type: options.CacheType = "f16",
     as_json: options.AsJson = False,
 ) -> None:
     """Continue a prompt. The text goes to standard output as it comes, timings to standard error."""
@@ -36,7 +37,7 @@ def run(
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, [text_argument("--stop", text) for text in stop or []], ignore_eos)
     text = read_standard_input() if prompt == "-" else text_argument("--prompt", prompt)
-    with loading(model, backend=backend, context=context, threads=threads) as engine:
+    with loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type) as engine:
         completion = None
         for event in engine.stream(text, params):
             if not as_json:

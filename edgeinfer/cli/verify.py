@@ -15,6 +15,7 @@ def verify(
     greedy_tokens: Annotated[int, typer.Option("--greedy-tokens", help="tokens to generate after each of ten prompts")] = 64,
     backend: options.BackendName = "numba",
     threads: options.Threads = None,
+    cache_type: options.CacheType = "f16",
     instruction_set: Annotated[str | None, typer.Option("--instruction-set", help="a level's name, to force it")] = None,
     without_oracle: Annotated[bool, typer.Option("--without-oracle", help="leave llama.cpp out")] = False,
     as_json: options.AsJson = False,
@@ -31,7 +32,7 @@ def verify(
     from edgeinfer.verify.display import print_report
     from edgeinfer.verify.run import VerifyOptions, verify_model
 
-    wanted = VerifyOptions(tokens, greedy_tokens, backend, threads, instruction_set, not without_oracle)
+    wanted = VerifyOptions(tokens, greedy_tokens, backend, threads, cache_type, instruction_set, not without_oracle)
     path = resolve_model(model)
     with StageReporter() as reporter:
         report = verify_model(path, wanted, reporter.stage)

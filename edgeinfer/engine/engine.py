@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import Backend, BackendOptions, Capabilities
+from edgeinfer.backends.base import CACHE_TYPES, Backend, BackendOptions, Capabilities
 from edgeinfer.backends.load import load_backend
 from edgeinfer.core.errors import ContextLengthError, InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
@@ -82,7 +82,7 @@ class Engine:
 
         `backend`: numba, llamacpp, onnx or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained
         for, at most 4,096. `threads`: default: what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all
-        sequences together may keep; default: decided by the memory plan. `cache_type`: f16 or f32. `instruction_set`: a level's name, to force it.
+        sequences together may keep; default: decided by the memory plan. `cache_type`: f16, f32 or q8_0. `instruction_set`: a level's name, to force it.
         `maximum_sequences`: sequences that run together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
         `progress` is called while weights are loaded, with the bytes done and the bytes in all.
 
@@ -92,8 +92,8 @@ class Engine:
         from edgeinfer.model.dims import trained_context
         from edgeinfer.tokenizer import load_tokenizer
 
-        if cache_type not in ("f16", "f32"):
-            raise InvalidRequestError(f"cache_type is {cache_type!r}; it must be 'f16' or 'f32'")
+        if cache_type not in CACHE_TYPES:
+            raise InvalidRequestError(f"cache_type is {cache_type!r}; it must be one of {', '.join(CACHE_TYPES)}")
         context = checked_option("context", context, 2)
         defaults = BackendOptions(context=DEFAULT_CONTEXT)
         path = _resolve(model)

@@ -47,6 +47,7 @@ class VerifyOptions:
     greedy_tokens: int = GREEDY_TOKENS
     backend: str = "numba"
     threads: int | None = None
+    cache_type: str = "f16"
     instruction_set: str | None = None
     with_oracle: bool = True
 
@@ -101,8 +102,9 @@ def _load_ours(model: Path, options: VerifyOptions, chunk: int | None = None) ->
     """What is judged. For greedy generation with `chunk` 1, where the backend gives other bits for a token alone than for the same token in a prompt."""
     from edgeinfer import Engine
 
-    context, level = _context(options), options.instruction_set
-    return Engine.load(model, backend=options.backend, context=context, threads=options.threads, instruction_set=level, chunk=chunk)
+    return Engine.load(
+        model, options.backend, _context(options), options.threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set
+    )
 
 
 def _load_oracle(model: Path, options: VerifyOptions, notes: list[str]) -> Engine | None:

@@ -39,8 +39,9 @@ def score_tile(simd, cache, width: Constant, queries, lines, pages, first_page, 
         query = queries
         tile = simd.tile_zero(width)
         for chunk in range(0, key_size, 16):
+            scale = cache.key_scale(simd, keys, chunk, key_size)
             for dimension in range(16):
-                tile = simd.tile_fma(tile, cache.key(simd, keys, chunk + dimension, key_size), query + 4 * dimension, LINE)
+                tile = simd.tile_fma(tile, cache.key(simd, keys, chunk + dimension, scale), query + 4 * dimension, LINE)
             query += lines
         simd.tile_store_rows(tile, scores, LINE)
         scores += lines
@@ -60,12 +61,18 @@ def score_row(simd, cache, query, lines, pages, first_page, end_page, store, byt
         score1 = zero
         score2 = zero
         score3 = zero
-        for dimension in range(key_size):
-            factor = simd.splat_f32(simd.load_f32(query + dimension // 16 * lines + 4 * (dimension % 16)))
-            score0 = simd.fma(cache.key(simd, keys0, dimension, key_size), factor, score0)
-            score1 = simd.fma(cache.key(simd, keys1, dimension, key_size), factor, score1)
-            score2 = simd.fma(cache.key(simd, keys2, dimension, key_size), factor, score2)
-            score3 = simd.fma(cache.key(simd, keys3, dimension, key_size), factor, score3)
+        for chunk in range(0, key_size, 16):
+            scale0 = cache.key_scale(simd, keys0, chunk, key_size)
+            scale1 = cache.key_scale(simd, keys1, chunk, key_size)
+            scale2 = cache.key_scale(simd, keys2, chunk, key_size)
+            scale3 = cache.key_scale(simd, keys3, chunk, key_size)
+            factors = query + chunk // 16 * lines
+            for dimension in range(chunk, chunk + 16):
+                factor = simd.splat_f32(simd.load_f32(factors + 4 * (dimension - chunk)))
+                score0 = simd.fma(cache.key(simd, keys0, dimension, scale0), factor, score0)
+                score1 = simd.fma(cache.key(simd, keys1, dimension, scale1), factor, score1)
+                score2 = simd.fma(cache.key(simd, keys2, dimension, scale2), factor, score2)
+                score3 = simd.fma(cache.key(simd, keys3, dimension, scale3), factor, score3)
         simd.store_f32x16(scores, score0)
         simd.store_f32x16(scores + lines, score1)
         simd.store_f32x16(scores + 2 * lines, score2)

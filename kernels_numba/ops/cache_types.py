@@ -1,31 +1,35 @@
-"""How keys and values are kept in the cache: the compile-time values `f16` and `f32`. The kernels of `pages` and `attention` call their members.
+"""How keys and values are kept in the cache: the compile-time values `f16`, `f32` and `q8_0`. The kernels of `pages` and `attention` call their members.
 
-`f16` and `f32`: per head of a page the keys transposed, [key_size][16], then the values, [16][value_size].
+`f16`, `f32`: per head of a page the keys transposed, [key_size][16], then the values, [16][value_size].
+`q8_0`: codes of one byte in the same places, with a half-float scale for up to 32 dimensions of a position: int8 [key_size][16], scales
+[groups][16], int8 [16][value_size], scales [16][groups]. The product of code and scale is exact in float32.
 
-Members: `key_bytes(size)` and `value_bytes(size)` of a head in a page; `key(keys, dimension, size)` float32 keys of the 16 positions of a page at one
-dimension; `value(values, position, dimension, size)` 16 dimensions of a position from `dimension`, a multiple of 16; `store_key` and `store_value`
-(source, size, keys or values, position, largest) round float32[size] and return the larger of `largest` and the bits of the magnitudes;
-`overflow`, the smallest bits of a magnitude that the type does not hold (65520 for f16).
+Members: `head_bytes(size)` of the keys, or the values, of a head in a page; `key_scale(keys, dimension, size)`, what `key` needs for the 16 dimensions from
+`dimension`; `key(keys, dimension, scale)`, float32 keys of a page's 16 positions; `value(values, position, dimension, size)`, 16 dimensions of a
+position, `dimension` a multiple of 16; `store_key` and `store_value` (source, size, keys or values, position, largest) round float32[size] and return
+the larger of `largest` and the bits of the magnitudes; `overflow`, the smallest bits of a magnitude that the type does not hold.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from kernels_numba.simd.function import kernel_function
 
 PAGE_POSITIONS = 16
-CACHE_TYPES = ("f16", "f32")
-
-_ELEMENT_BYTES = {"f16": 2, "f32": 4}
-
-
-def key_bytes(cache_type: str, size: int) -> int:
-    """Bytes of the keys of a head in a page."""
-    return PAGE_POSITIONS * size * _ELEMENT_BYTES[cache_type]
+CACHE_TYPES = ("f16", "f32", "q8_0")
+GROUP = 32
+"""Dimensions that share a scale."""
+SMALLEST = (127 - 100) << 23  # the pattern of 2^-100
+OVERFLOW_F16 = 0x477FF000  # 65520 rounds to infinity
+OVERFLOW_Q8_0 = 0x4AFDF020  # 127 * 65520: its scale does
 
 
-def value_bytes(cache_type: str, size: int) -> int:
-    """Bytes of the values of a head in a page."""
-    return PAGE_POSITIONS * size * _ELEMENT_BYTES[cache_type]
+def head_bytes(cache_type: str, size: int) -> int:
+    """Bytes of the keys, or of the values, of a head in a page."""
+    if cache_type == "q8_0":
+        return PAGE_POSITIONS * (size + 2 * -(-size // GROUP))
+    return PAGE_POSITIONS * size * {"f16": 2, "f32": 4}[cache_type]
 
 
 @kernel_function
@@ -34,12 +38,17 @@ def larger_magnitudes(simd, value, largest):
 
 
 @kernel_function
+def no_key_scale(simd, keys, dimension, size):
+    return simd.splat_f32(np.float32(0))
+
+
+@kernel_function
 def bytes_f16(simd, size):
     return 2 * PAGE_POSITIONS * size
 
 
 @kernel_function
-def key_f16(simd, keys, dimension, size):
+def key_f16(simd, keys, dimension, scale):
     return simd.load_f16x16(keys + 32 * dimension)
 
 
@@ -72,7 +81,7 @@ def bytes_f32(simd, size):
 
 
 @kernel_function
-def key_f32(simd, keys, dimension, size):
+def key_f32(simd, keys, dimension, scale):
     return simd.load_f32x16(keys + 64 * dimension)
 
 
@@ -99,11 +108,85 @@ def store_value_f32(simd, source, size, values, position, largest):
     return largest
 
 
+@kernel_function
+def bytes_q8_0(simd, size):
+    return PAGE_POSITIONS * (size + 2 * ((size + GROUP - 1) // GROUP))
+
+
+@kernel_function
+def key_scale_q8_0(simd, keys, dimension, size):
+    return simd.load_f16x16(keys + PAGE_POSITIONS * (size + 2 * (dimension // GROUP)))
+
+
+@kernel_function
+def key_q8_0(simd, keys, dimension, scale):
+    return simd.f32_from_i32(simd.sign_extend_i8(simd.load_i8x16(keys + PAGE_POSITIONS * dimension))) * scale
+
+
+@kernel_function
+def value_q8_0(simd, values, position, dimension, size):
+    scale = simd.splat_f16(values + PAGE_POSITIONS * size + 2 * (position * ((size + GROUP - 1) // GROUP) + dimension // GROUP))
+    return simd.f32_from_i32(simd.sign_extend_i8(simd.load_i8x16(values + position * size + dimension))) * scale
+
+
+@kernel_function
+def scale_q8_0(simd, magnitudes):
+    """(scale, its inverse) of a group, from the bits of its magnitudes: largest / 127 and 127 / largest, 0 below 2^-100."""
+    largest = simd.maximum_lanes_i32(magnitudes)
+    scale = np.float32(0)
+    inverse = np.float32(0)
+    if largest >= SMALLEST:
+        magnitude = simd.f32_from_bits(largest)
+        scale = magnitude / np.float32(127)
+        inverse = np.float32(127) / magnitude
+    return scale, simd.splat_f32(inverse)
+
+
+@kernel_function
+def group_magnitudes(simd, source, dimension, size):
+    """Bits of the larger magnitudes of the two halves of the group from `dimension`; the last group may have one."""
+    magnitudes = larger_magnitudes(simd, simd.load_f32x16(source + 4 * dimension), simd.splat_i32(0))
+    if dimension + 16 < size:
+        magnitudes = larger_magnitudes(simd, simd.load_f32x16(source + 4 * dimension + 64), magnitudes)
+    return magnitudes
+
+
+@kernel_function
+def store_key_q8_0(simd, source, size, keys, position, largest):
+    for dimension in range(0, size, GROUP):
+        magnitudes = group_magnitudes(simd, source, dimension, size)
+        largest = simd.maximum_i32(largest, magnitudes)
+        scale, inverse = scale_q8_0(simd, magnitudes)
+        simd.store_f16(keys + PAGE_POSITIONS * (size + 2 * (dimension // GROUP)) + 2 * position, scale)
+        for half in range(dimension, min(dimension + GROUP, size), 16):
+            codes = simd.round_i32(simd.load_f32x16(source + 4 * half) * inverse)
+            simd.store_column_i8(keys + PAGE_POSITIONS * half + position, codes)
+    return largest
+
+
+@kernel_function
+def store_value_q8_0(simd, source, size, values, position, largest):
+    scales = values + PAGE_POSITIONS * size + 2 * position * ((size + GROUP - 1) // GROUP)
+    for dimension in range(0, size, GROUP):
+        magnitudes = group_magnitudes(simd, source, dimension, size)
+        largest = simd.maximum_i32(largest, magnitudes)
+        scale, inverse = scale_q8_0(simd, magnitudes)
+        simd.store_f16(scales + 2 * (dimension // GROUP), scale)
+        for half in range(dimension, min(dimension + GROUP, size), 16):
+            codes = simd.round_i32(simd.load_f32x16(source + 4 * half) * inverse)
+            simd.store_i8x16(values + position * size + half, simd.truncate_i8(codes))
+    return largest
+
+
 F16 = {
-    "overflow": 0x477FF000, "key_bytes": bytes_f16, "value_bytes": bytes_f16, "key": key_f16, "value": value_f16, "store_key": store_key_f16,
-    "store_value": store_value_f16,
+    "overflow": OVERFLOW_F16, "head_bytes": bytes_f16, "key_scale": no_key_scale, "key": key_f16, "value": value_f16,
+    "store_key": store_key_f16, "store_value": store_value_f16,
 }  # fmt: skip
 F32 = {
-    "overflow": 0x7F800000, "key_bytes": bytes_f32, "value_bytes": bytes_f32, "key": key_f32, "value": value_f32, "store_key": store_key_f32,
-    "store_value": store_value_f32,
+    "overflow": 0x7F800000, "head_bytes": bytes_f32, "key_scale": no_key_scale, "key": key_f32, "value": value_f32,
+    "store_key": store_key_f32, "store_value": store_value_f32,
+}  # fmt: skip
+Q8_0 = {
+    "overflow": OVERFLOW_Q8_0, "head_bytes": bytes_q8_0, "key_scale": key_scale_q8_0, "key": key_q8_0, "value": value_q8_0,
+    "store_key": store_key_q8_0, "store_value": store_value_q8_0,
 }  # fmt: skip

@@ -7,7 +7,7 @@ type lays them out (`cache_types`). Page p of a store is at store + p * page_byt
 from __future__ import annotations
 
 from kernels_numba.executor.step import CACHE_GROUPS, PAGE_TABLES, ROW_SEQUENCES, ROWS, SLOTS, STATUS, STATUS_NON_FINITE
-from kernels_numba.ops.cache_types import PAGE_POSITIONS, key_bytes, value_bytes
+from kernels_numba.ops.cache_types import PAGE_POSITIONS, head_bytes
 from kernels_numba.ops.common import share_start, word
 from kernels_numba.simd.function import kernel_function
 
@@ -18,7 +18,7 @@ STORE_KEYS_VALUES_OPERANDS = (
 
 def page_bytes(cache_type: str, kv_heads: int, key_size: int, value_size: int) -> int:
     """Bytes of a page of a store."""
-    return kv_heads * (key_bytes(cache_type, key_size) + value_bytes(cache_type, value_size))
+    return kv_heads * (head_bytes(cache_type, key_size) + head_bytes(cache_type, value_size))
 
 
 @kernel_function
@@ -51,8 +51,8 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
     rows = simd.load_i64(step + ROWS)
     slots = simd.load_i64(step + SLOTS)
     sequences = simd.load_i64(step + ROW_SEQUENCES)
-    values_at = cache.key_bytes(simd, key_size)
-    head_bytes = values_at + cache.value_bytes(simd, value_size)
+    values_at = cache.head_bytes(simd, key_size)
+    bytes_per_head = values_at + cache.head_bytes(simd, value_size)
     largest = simd.splat_i32(0)  # bits of magnitudes, which order like the numbers, NaN above all
     for unit in range(share_start(simd, rows * kv_heads, worker, workers), share_start(simd, rows * kv_heads, worker + 1, workers)):
         head = unit // rows
@@ -60,7 +60,7 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
         slot = simd.load_i32(slots + 4 * row)
         pages = page_table(simd, step, simd.load_i32(sequences + 4 * row), group)
         position = slot % PAGE_POSITIONS
-        page = page_address(simd, pages, slot // PAGE_POSITIONS, store, bytes_per_page) + head * head_bytes
+        page = page_address(simd, pages, slot // PAGE_POSITIONS, store, bytes_per_page) + head * bytes_per_head
         largest = cache.store_key(simd, keys + row * keys_stride + 4 * head * key_size, key_size, page, position, largest)
         largest = cache.store_value(simd, values + row * values_stride + 4 * head * value_size, value_size, page + values_at, position, largest)
     if simd.maximum_lanes_i32(largest) >= cache.overflow and simd.load_i64(step + STATUS) == 0:

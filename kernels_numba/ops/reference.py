@@ -203,6 +203,16 @@ def rope(x: Floats, table: Floats, heads: int, head_size: int, neighbours: bool)
 # -- attention
 
 
+def cached(cache_type: str, x: Floats) -> Floats:
+    """float32[..., size] as the cache holds and gives it back."""
+    if cache_type != "q8_0":
+        with np.errstate(over="ignore"):
+            return x.astype({"f16": np.float16, "f32": F32}[cache_type]).astype(F32)
+    codes, scales = quantize_values(x.reshape(-1, x.shape[-1]))
+    held = codes.reshape(*scales.shape, GROUP).astype(F32) * scales.astype(np.float16).astype(F32)[..., None]
+    return held.reshape(len(codes), -1)[:, : x.shape[-1]].reshape(x.shape)
+
+
 def _attend(query: Floats, keys: Floats, values: Floats, slot: int, window: int, cap: float) -> Floats:
     """One row and head: query float32[key_size], scaled; keys float32[positions, key_size]; values float32[positions, value_size]."""
     start = max(0, slot - window + 1) if window > 0 else 0

@@ -10,6 +10,7 @@ VARIANTS: dict[str, tuple[str, str]] = {
     "gelu_tanh": ("ops.activation", "GELU_TANH"),
     "halves": ("ops.rope", "HALVES"),
     "neighbours": ("ops.rope", "NEIGHBOURS"),
+    "q8_0": ("ops.cache_types", "Q8_0"),
     "relu_squared": ("ops.activation", "RELU_SQUARED"),
     "silu": ("ops.activation", "SILU"),
 }

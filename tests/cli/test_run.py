@@ -25,11 +25,11 @@ def test_standard_output_is_the_text_alone(command: Command, engine: Any) -> Non
 def test_options_reach_the_engine(command: Command, engine: Any) -> None:
     ended = command(
         "run", "m.gguf", "--prompt", "a b c", "-n", "2", "--temperature", "0.5", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.1", "--seed", "42",
-        "--stop", "x", "--stop", "y", "--backend", "llamacpp", "--threads", "3", "--context", "99",
+        "--stop", "x", "--stop", "y", "--backend", "llamacpp", "--threads", "3", "--context", "99", "--cache-type", "q8_0",
     )  # fmt: skip
     assert (ended.code, ended.out) == (0, "A B")
     assert "ended by length; seed 42" in ended.err
-    assert engine.loaded == [{"model": "m.gguf", "backend": "llamacpp", "context": 99, "threads": 3}]
+    assert engine.loaded == [{"model": "m.gguf", "backend": "llamacpp", "context": 99, "threads": 3, "cache_type": "q8_0"}]
 
 
 def test_json_is_the_last_line(command: Command, engine: Any) -> None:

@@ -74,7 +74,7 @@ def test_loading_reports_its_progress(model: Path) -> None:
     "wrong",
     [
         {"context": 0}, {"context": 1}, {"context": -4}, {"context": 1.5}, {"context": "4096"}, {"context": True}, {"threads": 0}, {"threads": -1},
-        {"chunk": 0}, {"cache_tokens": 0}, {"maximum_sequences": 0}, {"cache_type": "q8_0"},
+        {"chunk": 0}, {"cache_tokens": 0}, {"maximum_sequences": 0}, {"cache_type": "q4_0"},
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_honoured_are_refused_by_name(model: Path, wrong: dict[str, Any]) -> None:

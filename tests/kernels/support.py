@@ -16,7 +16,7 @@ from edgeinfer.core.host import instruction_sets
 from kernels_numba.executor import step as step_words
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.ops import pages as pages_ops
-from kernels_numba.ops.cache_types import PAGE_POSITIONS
+from kernels_numba.ops.cache_types import head_bytes
 from kernels_numba.simd.levels import LEVELS, level_by_name, usable_levels
 
 GUARD = 192
@@ -165,19 +165,37 @@ class PagedStore:
     """A key and value store with pages in a scattered order, filled with NaN."""
 
     def __init__(self, memory: Memory, cache_type: str, pages: int, kv_heads: int, key_size: int, value_size: int) -> None:
-        self.dtype = np.dtype(np.float16 if cache_type == "f16" else np.float32)
+        self.cache_type = cache_type
         self.kv_heads, self.key_size, self.value_size = kv_heads, key_size, value_size
         self.page_bytes = pages_ops.page_bytes(cache_type, kv_heads, key_size, value_size)
-        self.bytes = memory.allocate(pages * self.page_bytes)
-        self.bytes.view(self.dtype)[:] = np.nan
+        self.bytes = memory.allocate(pages * self.page_bytes, 0xFF)
         self.address = self.bytes.ctypes.data
 
     def read(self, pages: Sequence[int], positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Keys [positions, kv_heads, key_size] and values of the first positions of a sequence, widened."""
-        per_head = PAGE_POSITIONS * (self.key_size + self.value_size)
-        content = self.bytes.view(self.dtype).reshape(-1, self.kv_heads, per_head)[list(pages)]
-        keys = content[..., : 16 * self.key_size].reshape(-1, self.kv_heads, self.key_size, 16)
-        values = content[..., 16 * self.key_size :].reshape(-1, self.kv_heads, 16, self.value_size)
+        content = self.bytes.reshape(-1, self.kv_heads, self.page_bytes // self.kv_heads)[list(pages)]
+        values_at = head_bytes(self.cache_type, self.key_size)
+        keys, scales = self._elements(content[..., :values_at], self.key_size)
+        keys = keys.reshape(-1, self.kv_heads, self.key_size, 16) * scales.reshape(-1, self.kv_heads, scales.shape[-1] // 16, 16).repeat(
+            self._scaled, axis=2
+        )[:, :, : self.key_size]
+        values, scales = self._elements(content[..., values_at:], self.value_size)
+        values = values.reshape(-1, self.kv_heads, 16, self.value_size) * scales.reshape(-1, self.kv_heads, 16, scales.shape[-1] // 16).repeat(
+            self._scaled, axis=3
+        )[..., : self.value_size]
         keys = keys.transpose(0, 3, 1, 2).reshape(-1, self.kv_heads, self.key_size)
         values = values.transpose(0, 2, 1, 3).reshape(-1, self.kv_heads, self.value_size)
-        return keys[:positions].astype(np.float32), values[:positions].astype(np.float32)
+        return keys[:positions], values[:positions]
+
+    @property
+    def _scaled(self) -> int:
+        """Dimensions that share a scale."""
+        return 32 if self.cache_type == "q8_0" else 1
+
+    def _elements(self, part: NDArray[np.uint8], size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The elements of a head and their scales, one each where the type has none."""
+        part = np.ascontiguousarray(part)
+        if self.cache_type == "q8_0":
+            return part[..., : 16 * size].view(np.int8).astype(np.float32), part[..., 16 * size :].copy().view(np.float16).astype(np.float32)
+        elements = part.view({"f16": np.float16, "f32": np.float32}[self.cache_type]).astype(np.float32)
+        return elements, np.ones_like(elements)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kernels_numba.executor import step as step_words
 from kernels_numba.ops import reference
 from kernels_numba.ops.attention import attention_scratch_bytes
 from tests.kernels.support import Memory, PagedStore, StepWords, every_level, float_bits, run
@@ -39,6 +40,8 @@ CASES = [
     Case(positions=33, heads=1, key_size=256, value_size=256),
     Case(positions=300, heads=1, key_size=16, value_size=16, factor=3000.0),
     Case(heads=14, kv_heads=2, positions=24),
+    Case(positions=300, heads=3, key_size=80, value_size=48, cache_type="q8_0"),
+    Case(positions=600, heads=6, kv_heads=2, key_size=64, value_size=64, window=90, cache_type="q8_0"),
     Case(positions=1290, heads=3, key_size=16, value_size=80),
     Case(heads=19, key_size=16, value_size=16, positions=20),
 ]
@@ -158,18 +161,40 @@ def test_pages_before_the_window_are_not_touched(level: str, rows: int) -> None:
 
 
 @every_level
-@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
 def test_store_rounds_to_the_cache_type(level: str, cache_type: str) -> None:
-    case = Case(cache_type=cache_type, kv_heads=2, value_size=48, positions=37)
+    case = Case(cache_type=cache_type, kv_heads=2, key_size=80, value_size=48, positions=37)
     sequences = Sequences(level, case, [37])
     sequences.keys[0][3, :6] = [1e30, -1e30, 6e-8, 65519.0, 65520.0, 1.00048828125]
+    sequences.keys[0][4, 32:64] = [1e-31, *[0.0] * 31]
+    sequences.values[0][5, :32] = np.arange(32) - 15.5
+    if cache_type == "q8_0":
+        sequences.keys[0][3, :2] = [8e6, -8e6]
     for workers in (1, 2, 3):
         sequences.step([(0, slot) for slot in range(37)], workers)
         keys, values = sequences.store.read(sequences.pages[0][1], 37)
-        with np.errstate(over="ignore"):
-            dtype = sequences.store.dtype
-            assert np.array_equal(keys, sequences.keys[0].astype(dtype).astype(np.float32).reshape(keys.shape))
-            assert np.array_equal(values, sequences.values[0].astype(dtype).astype(np.float32).reshape(values.shape))
+        assert np.array_equal(keys, reference.cached(cache_type, sequences.keys[0].reshape(keys.shape)))
+        assert np.array_equal(values, reference.cached(cache_type, sequences.values[0].reshape(values.shape)))
+
+
+@every_level
+@pytest.mark.parametrize(("cache_type", "largest", "overflow"), [("f16", 65519.9, 65520.0), ("f32", 3.4e38, np.inf), ("q8_0", 8321039.5, 8321040.0)])
+def test_a_key_that_the_type_does_not_hold_is_a_fault(level: str, cache_type: str, largest: float, overflow: float) -> None:
+    for value, status in ((largest, 0), (-overflow, step_words.STATUS_NON_FINITE), (np.nan, step_words.STATUS_NON_FINITE)):
+        memory, step = Memory(), StepWords(1, pages=[[[0]]])
+        store = PagedStore(memory, cache_type, 1, 1, 32, 32)
+        x = memory.matrix(np.full((1, 32), 0.5, np.float32))
+        y = memory.matrix(np.array([[value] + [1.0] * 31], np.float32))
+        operands = [x.address, x.stride, y.address, y.stride, store.address, store.page_bytes, 0, 1, 32, 32]
+        run(level, "ops.pages", "store_keys_values", (cache_type,), operands, step)
+        assert step.status == status
+
+
+def test_eight_bits_are_close_to_what_they_stand_for() -> None:
+    """Half a step of the group's largest magnitude / 127, and the rounding of the scale."""
+    x = np.random.default_rng(5).standard_normal((50, 96)).astype(np.float32)
+    error = np.abs(reference.cached("q8_0", x) - x).reshape(50, 3, 32)
+    assert (error <= np.abs(x).reshape(50, 3, 32).max(axis=2, keepdims=True) * (0.5 / 127 + 2.0**-11)).all()
 
 
 @every_level

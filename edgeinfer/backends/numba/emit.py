@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.arena import Arena, Slot, blocks_bytes, row_stride, rows_bytes
 from edgeinfer.backends.numba.frequencies import rope_frequencies
-from edgeinfer.core.errors import UnsupportedModelError
+from edgeinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS
 from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weight
 from kernels_numba.executor.store import KernelName
@@ -384,7 +384,7 @@ def _last_uses(program: Program) -> Counter[Value]:
 def check_supported(program: Program, cache_type: str) -> None:
     """Raises UnsupportedModelError for what the kernels cannot do, by name."""
     if cache_type not in CACHE_TYPES:
-        raise UnsupportedModelError(f"there is no cache type {cache_type!r}; choose one of {', '.join(CACHE_TYPES)}")
+        raise InvalidRequestError(f"there is no cache type {cache_type!r}; choose one of {', '.join(CACHE_TYPES)}")
     for store in program.stores:
         if store.key_size % 16 or store.value_size % 16:
             raise UnsupportedModelError(

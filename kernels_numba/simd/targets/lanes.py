@@ -64,6 +64,12 @@ def store_column_f16(e: Emission, address: ir.Value, value: ir.Value) -> None:
     _store_column(e, address, e.call("f32_to_f16", value), 32)
 
 
+@idiom("void(i64, i32x16)")
+def store_column_i8(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    """The low 8 bits of lane i at address + 16 * i: a column of a matrix with rows of 16 bytes."""
+    _store_column(e, address, e.builder.trunc(value, VECTORS["i8x16"].llvm), 16)
+
+
 def _store_column(e: Emission, address: ir.Value, value: ir.Value, stride: int) -> None:
     for lane in range(16):
         element = e.builder.extract_element(value, I32(lane))

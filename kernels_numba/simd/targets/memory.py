@@ -162,3 +162,16 @@ def prefetch(e: Emission, address: ir.Value, lines: ir.Value) -> None:
 def splat_4xi8(e: Emission, address: ir.Value) -> ir.Value:
     """The 4 bytes at the address, repeated 16 times."""
     return e.builder.bitcast(splat(e.builder, _load(e, address, I32), I32X16), I8X64)
+
+
+@idiom("f32x16(i64)")
+def splat_f16(e: Emission, address: ir.Value) -> ir.Value:
+    """The half float at the address, widened exactly, in every lane."""
+    return e.call("f16_to_f32", splat(e.builder, _load(e, address, I16), I16X16))
+
+
+@idiom("void(i64, f32)")
+def store_f16(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    """The value rounded by `f32_to_f16`."""
+    rounded = e.call("f32_to_f16", splat(e.builder, value, F32X16))
+    _store(e, address, e.builder.extract_element(rounded, I32(0)))
