@@ -14,10 +14,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from common import COMMAND_LINE, ROOT, bar, environment, finish, last_json, model_file, unable
+from common import COMMAND_LINE, ROOT, bar, environment, finish, first_output, last_json, model_file
 
 MODEL = "smollm2-135m"
 PROMPT = "The capital of France is"
@@ -34,19 +33,6 @@ with Engine.load(sys.argv[1]) as engine:
     first = time.perf_counter()
 print(json.dumps({"import": imported - began, "loading": loaded - imported, "first_token": first - loaded}))
 """
-
-
-def first_output(command: list[str], variables: dict[str, str]) -> tuple[float, str]:
-    """Seconds from the start of a process to the first byte of its standard output, and all that it prints there."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables)
-    assert process.stdout is not None
-    first = os.read(process.stdout.fileno(), 1)
-    seconds = time.perf_counter() - began
-    rest = process.stdout.read()
-    if process.wait() != 0 or not first:
-        unable(f"{' '.join(command)} ended with code {process.returncode}")
-    return seconds, (first + rest).decode("utf-8")
 
 
 def fresh(folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -44,7 +44,9 @@ _SETTLE_SECONDS = 0.05  # a peer's threads spin a little after their work; ours 
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """What to measure: everything once for each entry of `threads`. `interpreters` maps a peer to the Python that has it, when that is not this one."""
+    """What to measure: everything once for each entry of `threads`; without prompt lengths no prefill, without batch sizes no decode. `interpreters` maps a
+    peer to the Python that has it, when that is not this one.
+    """
 
     threads: tuple[int, ...]
     prompt_lengths: tuple[int, ...] = (512,)
@@ -61,9 +63,11 @@ class BenchmarkOptions:
             if value < 1:
                 raise InvalidRequestError(f"{name} is {value}; it must be a whole number of at least 1")
         for name, values in (("threads", self.threads), ("prompt lengths", self.prompt_lengths), ("batch sizes", self.batch_sizes)):
-            if not values or min(values) < 1:
+            if min(values, default=1) < 1 or (name == "threads" and not values):
                 raise InvalidRequestError(f"{name} are {list(values)}; give at least one, each at least 1")
-        if max(self.batch_sizes) > MAXIMUM_BATCH:
+        if not self.prompt_lengths and not self.batch_sizes:
+            raise InvalidRequestError("there are neither prompt lengths nor batch sizes, so nothing to measure; give at least one")
+        if max(self.batch_sizes, default=1) > MAXIMUM_BATCH:
             raise InvalidRequestError(f"batch sizes are {list(self.batch_sizes)}; at most {MAXIMUM_BATCH} sequences decode together")
         unknown = [peer for peer in self.peers if peer not in PEERS]
         if unknown:
@@ -72,7 +76,7 @@ class BenchmarkOptions:
     @property
     def context(self) -> int:
         """Tokens of context that a sequence has in every engine."""
-        return max(1024, max(self.prompt_lengths) + 8, DECODE_PROMPT + self.decode_tokens + 8)
+        return max(1024, max(self.prompt_lengths, default=1) + 8, DECODE_PROMPT + self.decode_tokens + 8)
 
     @property
     def context_together(self) -> int:
@@ -84,7 +88,7 @@ class BenchmarkOptions:
         """Tokens that the sequences of an engine may keep together: a full context, or the largest batch in whole pages of its own."""
         page = 64
         each = -(-(DECODE_PROMPT + self.decode_tokens + 8) // page) * page
-        return max(self.context, max(self.batch_sizes) * each)
+        return max(self.context, max(self.batch_sizes, default=1) * each)
 
     @property
     def measurements(self) -> dict[str, Measurement]:
@@ -202,7 +206,7 @@ def _measure(
                 _measure_one(teams[engine], engines[engine], limits if turn > 0 else None, measurement, vocabulary, turn, samples)
                 if turn == 0 and measurement.sequences == 1 and measurement.name not in engines[engine].skipped:
                     # stated for a single sequence; of a peer that runs in several processes, for the one that ran the last such measurement
-                    engines[engine].memory = _memory(teams[engine].child(measurement), vocabulary)
+                    engines[engine].memory = answering_memory(teams[engine].child(measurement), vocabulary)
     return samples
 
 
@@ -248,7 +252,7 @@ def _sample(limits: Child | None, kind: str) -> RooflineSample | None:
     return RooflineSample(**limits.ask("int8" if kind == PREFILL else "read")) if limits is not None else None
 
 
-def _memory(child: Child, vocabulary: int) -> Memory:
+def answering_memory(child: Child, vocabulary: int) -> Memory:
     """The file's pages are given back first, and a prompt and some tokens are computed: what is mapped then is what the engine reads to answer."""
     child.ask("forget_file")
     child.ask("decode", prompts=[prompt_ids(512, vocabulary)[-DECODE_PROMPT:]], count=4)

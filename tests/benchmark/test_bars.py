@@ -14,6 +14,8 @@ import pytest
 BARS = Path(__file__).resolve().parents[2] / "bench" / "bars"
 SCRIPTS = sorted(BARS.glob("[0-9]*.py"))
 
+NEEDING_MODELS = [script.name for script in SCRIPTS if script.name[:2] >= "11"]
+
 
 def _run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(BARS.parents[1]), **variables}
@@ -21,7 +23,7 @@ def _run(script: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 
 def test_there_is_a_script_for_each_bar() -> None:
-    assert [script.name[:2] for script in SCRIPTS] == [f"{number:02}" for number in range(1, 9)]
+    assert [script.name[:2] for script in SCRIPTS] == [f"{number:02}" for number in (*range(1, 9), *range(11, 20))]
     readme = (BARS.parent / "README.md").read_text(encoding="utf-8")
     for script in SCRIPTS:
         description = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
@@ -29,7 +31,7 @@ def test_there_is_a_script_for_each_bar() -> None:
         assert f"bars/{script.name}" in readme
 
 
-@pytest.mark.parametrize("name", ["04_open_gemma.py", "06_same_bits.py", "07_speed.py", "08_memory_refusal.py"])
+@pytest.mark.parametrize("name", ["04_open_gemma.py", "06_same_bits.py", "07_speed.py", "08_memory_refusal.py", *NEEDING_MODELS])
 def test_a_bar_whose_model_is_missing_says_so(name: str, tmp_path: Path) -> None:
     run = _run(BARS / name, EDGEINFER_HOME=str(tmp_path))
     assert run.returncode == 2
@@ -43,6 +45,21 @@ def test_exit_codes_follow_the_bars(holds: bool, code: int, tmp_path: Path) -> N
     run = _run(script)
     assert run.returncode == code
     assert ("MISSED" in run.stdout) != holds and "1 of 2" in run.stdout
+
+
+@pytest.mark.parametrize(("value", "code"), [(2.0, 0), (1.99, 1)])
+def test_a_missed_bar_says_by_how_much(value: float, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(BARS)!r})\nfrom common import at_least, at_most, finish\n"
+        f"at_least('speed', {value}, 2.0)\nat_most('time', {4 - value}, 2.0, 's', 3)\nfinish()\n"
+    )
+    run = _run(script)
+    assert run.returncode == code
+    if code:
+        assert "2 of 2 bars missed" in run.stdout and "1.99 x, at least 2.00 x: missed by 0.5%" in run.stdout and "2.010 s" in run.stdout
+    else:
+        assert "all bars held (2)" in run.stdout
 
 
 def test_the_vocabularies_meet_their_bar(llamacpp_models: Callable[[], Path]) -> None:

@@ -108,8 +108,13 @@ def test_options_are_read_and_refused() -> None:
         BenchmarkOptions(threads=(2,), rounds=0)
     with pytest.raises(InvalidRequestError, match="prompt lengths"):
         BenchmarkOptions(threads=(2,), prompt_lengths=(0,))
-    with pytest.raises(InvalidRequestError, match="threads are"):
-        BenchmarkOptions(threads=(2, 0))
+    for threads in ((2, 0), ()):
+        with pytest.raises(InvalidRequestError, match="threads are"):
+            BenchmarkOptions(threads=threads)
+    with pytest.raises(InvalidRequestError, match="nothing to measure"):
+        BenchmarkOptions(threads=(2,), prompt_lengths=(), batch_sizes=())
+    assert list(BenchmarkOptions(threads=(2,), prompt_lengths=()).measurements) == ["decode 96"]
+    assert list(BenchmarkOptions(threads=(2,), batch_sizes=()).measurements) == ["prefill 512"]
     with pytest.raises(InvalidRequestError, match="at most 32"):
         BenchmarkOptions(threads=(2,), batch_sizes=(1, 33))
 
