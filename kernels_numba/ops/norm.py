@@ -62,8 +62,9 @@ def rms_norm(simd, operands, step, worker, workers):
     start = share_start(simd, rows * segments, worker, workers)
     end = share_start(simd, rows * segments, worker + 1, workers)
     for unit in range(start, end):
-        row = unit // segments
-        offset = 4 * segment * (unit - row * segments)
+        place = unit // rows
+        row = unit - place * rows
+        offset = 4 * segment * place
         address = source + row * stride + offset
         target = output + row * output_stride + offset
         factor = simd.splat_f32(inverse_rms(simd, address, segment, columns, epsilon))

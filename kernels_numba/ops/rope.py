@@ -76,10 +76,11 @@ def rope(simd, pairing, operands, step, worker, workers):
     pairs = word(simd, operands, 6)
     output = word(simd, operands, 7)
     output_stride = word(simd, operands, 8)
-    units = simd.load_i64(step + ROWS) * heads
-    for unit in range(share_start(simd, units, worker, workers), share_start(simd, units, worker + 1, workers)):
-        row = unit // heads
-        offset = 4 * head_size * (unit - row * heads)
+    rows = simd.load_i64(step + ROWS)
+    for unit in range(share_start(simd, rows * heads, worker, workers), share_start(simd, rows * heads, worker + 1, workers)):
+        head = unit // rows
+        row = unit - head * rows
+        offset = 4 * head_size * head
         address = source + row * stride + offset
         target = output + row * output_stride + offset
         cosines = table + row * table_stride

@@ -99,7 +99,7 @@ def access(draft: Draft) -> Access:
     store = operands.get("store")
     touched = frozenset([store.key]) if isinstance(store, Address) and isinstance(store.key, int) else frozenset()
     writes_store = kernel.endswith("store_keys_values")
-    heads = operands.get("segments", operands.get("heads"))
+    heads = operands.get("segments", operands.get("kv_heads" if writes_store else "heads"))
     return Access(kernel, reads, writes, frozenset() if writes_store else touched, touched if writes_store else frozenset(), heads)
 
 
@@ -115,8 +115,9 @@ def must_wait(before: Access, after: Access) -> str | None:
         for written in before.writes.values():
             # each worker reads the columns that it wrote itself: both share out 32 columns at a time
             own = after.kernel.startswith("ops.activation.") and before.kernel.startswith("ops.linear.") and name in ("gate", "up")
-            # and a head that is turned was normed by the same worker, if there are as many of them in a row
-            own |= (before.kernel, after.kernel, name) == ("ops.norm.rms_norm", "ops.rope.rope", "input") and before.heads == after.heads
+            # and a head that is turned was normed by the same worker, one that is kept was turned by it, if there are as many of them in a row
+            headwise = ("ops.norm.rms_norm", "ops.rope.rope", "input"), ("ops.rope.rope", "ops.pages.store_keys_values", "keys")
+            own |= (before.kernel, after.kernel, name) in headwise and before.heads == after.heads
             if overlap(read, written) and not (own and read[0] == written[0]):
                 return f"it reads {name} from what was written"
     for name, written in after.writes.items():

@@ -37,9 +37,10 @@ class Address:
 
 Operand = int | Address
 Split = tuple[str, int]
-"""How workers divide an entry: ("columns", width) in groups of 32 of a row, all rows; ("heads", heads) in heads of `heads` a row, row by row."""
+"""How workers divide an entry: ("columns", width) in groups of 32 of a row, all rows; ("heads", heads) in heads of `heads` a row, all rows of the first
+before those of the second."""
 
-READ_OWN = frozenset({"ops.activation", "ops.rope"})
+READ_OWN = frozenset({"ops.activation", "ops.rope", "ops.pages"})
 """Modules of kernels that read rows only where they write: each worker reads what it wrote itself, if the entry before was divided in the same way."""
 
 
@@ -227,7 +228,7 @@ class Emitter:
         self._entry(
             KernelName("ops.pages", "store_keys_values", (self.cache_type,)), pages.STORE_KEYS_VALUES_OPERANDS, f"cache {store.index}",
             reads=[self._rows_of(keys), self._rows_of(values)], writes=[cache], keys=self._at(keys), keys_stride=row_stride(keys.width),
-            values=self._at(values), values_stride=row_stride(values.width), split=None, **place,
+            values=self._at(values), values_stride=row_stride(values.width), split=("heads", store.kv_heads), **place,
         )  # fmt: skip
         self._entry(
             KernelName("ops.attention", "attention", (self.cache_type,)), attention.ATTENTION_OPERANDS, f"attention {store.index}",
