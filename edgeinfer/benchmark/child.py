@@ -26,6 +26,7 @@ STARTS = {
     "llamacpp": ("llama", "start_llamacpp"),
     "ik_llamacpp": ("llama", "start_ik_llamacpp"),
     "openvino": ("openvino", "OpenVinoRunner"),
+    "onnx": ("ours", "OnnxRunner"),
 }
 """Engine -> the module of `peers` and what starts it there."""
 

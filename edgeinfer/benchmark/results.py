@@ -19,6 +19,7 @@ from edgeinfer.core import host
 from edgeinfer.core.errors import EdgeInferError
 
 OURS = "edgeinfer"
+ONNX = "onnx"  # our engine on another backend
 
 PREFILL, DECODE = "prefill", "decode"
 

@@ -19,7 +19,7 @@ def bench(
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", help="tokens decoded after a prompt of 16")] = 96,
     batch: Annotated[str, typer.Option("--batch", help="sequences that decode together, with commas between")] = "1",
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
-    peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, several with commas between, or none")] = "llamacpp",
+    peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, onnx (our backend), with commas between, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
     roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
     profile: Annotated[bool, typer.Option("--profile", help="show where the time of our steps goes, by operation")] = False,

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,31 @@ def test_warnings_reach_the_engine(tmp_path: Path) -> None:
     with Engine.load(tiny_llama(tmp_path / "model.gguf", weight_format="Q5_0"), backend="onnx", context=96, threads=1) as engine:
         assert any("Q5_0" in warning for warning in engine.warnings)
         assert "ONNX Runtime" in engine.capabilities.description
+
+
+@pytest.mark.onnx
+def test_weights_go_through_a_temporary_file_or_the_warning_says_that_they_could_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_qwen2(tmp_path / "model.gguf", weight_format="Q4_1")
+    found = []
+    for folder in (tmp_path / "here", tmp_path / "nowhere"):
+        if folder.name == "here":
+            folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with Engine.load(path, backend="onnx", context=96, threads=1) as engine:
+            found.append((engine.logits(_tokens(40)), engine.warnings))
+    assert list((tmp_path / "here").iterdir()) == []
+    assert found[0][1] == () and "TMPDIR" in found[1][1][0]
+    assert np.array_equal(found[0][0], found[1][0])
+
+
+@pytest.mark.onnx
+def test_bench_takes_the_backend_as_a_peer(tmp_path: Path) -> None:
+    from edgeinfer.benchmark.peers.ours import OnnxRunner
+    from edgeinfer.benchmark.peers.runner import Start
+
+    runner = OnnxRunner(Start("onnx", str(tiny_llama(tmp_path / "model.gguf")), 1, 96, 1, 96, {}))
+    assert "ONNX Runtime" in runner.describe()["details"]
+    assert runner.prefill(_tokens(20)) > 0 and runner.decode([_tokens(20, 1)], 3) > 0
 
 
 def test_neither_library_is_imported_before_it_is_needed() -> None:

@@ -308,7 +308,7 @@ def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_p
     ours = _player(tmp_path / "ours", 2000.0)
     broken = _player(tmp_path / "broken", 1.0, fault="start")
     refusing = _player(tmp_path / "refusing", 1.0, fault="refusal")
-    interpreters = {"edgeinfer": ours, "llamacpp": broken, "ik_llamacpp": str(tmp_path / "nowhere"), "openvino": refusing}
+    interpreters = {"edgeinfer": ours, "llamacpp": broken, "ik_llamacpp": str(tmp_path / "nowhere"), "openvino": refusing, "onnx": refusing}
     found = run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, peers=PEERS, interpreters=interpreters, roofline=False)).runs[0]
     assert list(found.engines) == ["edgeinfer"] and found.roofline is None and found.fraction("edgeinfer", "decode 96") is None
     assert "ended with code 3" in found.missing["llamacpp"] and "it said: no such model" in found.missing["llamacpp"]

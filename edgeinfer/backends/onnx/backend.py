@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
 from edgeinfer.backends.onnx.cache import SlotCache
-from edgeinfer.backends.onnx.dialects import Exported, build_graph
-from edgeinfer.backends.onnx.emitter import Interface
-from edgeinfer.backends.onnx.graph import MemorySink
 from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
 from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, make_plan, pages
 from edgeinfer.backends.onnx.session import make_session
@@ -47,7 +44,7 @@ class _Run:
 class OnnxBackend:
     """One model, one session, one cache. `step` is called by one thread at a time."""
 
-    def __init__(self, library: Any, file: GGUFFile, program: Program, exported: Exported, sink: MemorySink, options: BackendOptions, plan: LoadPlan) -> None:
+    def __init__(self, library: Any, file: GGUFFile, program: Program, options: BackendOptions, plan: LoadPlan) -> None:
         self._library = library
         self._file = file
         self._closed = False
@@ -56,7 +53,7 @@ class OnnxBackend:
         self.program = program
         self.memory_plan = plan.memory
         length = pages(options.context) * TOKENS_PER_PAGE
-        self._session = make_session(library, exported.model, sink, plan.threads.count, ["CPUExecutionProvider"])
+        self._session, warnings = make_session(library, program, file, length, plan.threads.count, ["CPUExecutionProvider"])
         self._cache = SlotCache(program.stores, options.maximum_sequences, length)
         self._logits = np.empty((MAXIMUM_OUTPUT_ROWS, program.vocabulary), np.float32)
         self.capabilities = Capabilities(
@@ -71,7 +68,7 @@ class OnnxBackend:
             threads=plan.threads.count,
             description=f"ONNX Runtime {library.__version__}, CPU provider, {plan.threads.count} threads ({plan.threads.reason}), float32 cache, "
             "activations of 8 bits where weights are quantized",
-            warnings=exported.warnings,
+            warnings=warnings,
         )
 
     @classmethod
@@ -91,9 +88,7 @@ class OnnxBackend:
             program = fuse(build_program(file))
             plan = make_plan(program, options)
             plan.memory.check(Path(model).name, options.context)
-            sink = MemorySink()
-            exported = build_graph(program, file, "cpu", sink, pages(options.context) * TOKENS_PER_PAGE, Interface.STEP)
-            return cls(library, file, program, exported, sink, options, plan)
+            return cls(library, file, program, options, plan)
         except BaseException:
             file.close()
             raise

@@ -34,21 +34,20 @@ def make_plan(program: Program, options: BackendOptions) -> LoadPlan:
     """ONNX Runtime packs weights by itself; this is the arithmetic of what it will take."""
     available = host.available_memory()
     weights = {operation.weights[0].name: operation.weights[0] for operation in program.operations if operation.kind == "linear"}
-    held = sum(_held_bytes(weight) for weight in weights.values())
-    packed = sum(_packed_bytes(weight) for weight in weights.values())
+    kept = sum(_kept_bytes(weight) for weight in weights.values())
     table = next(operation.weights[0] for operation in program.operations if operation.kind == "embedding")
-    mapped = table.shape[0] * format_by_name(table.format_name).row_bytes(table.shape[1])
+    mapped = table.shape[0] * format_by_name(table.format_name).row_bytes(table.shape[1]) + sum(_mapped_bytes(weight) for weight in weights.values())
     widest = max(value.width for operation in program.operations for value in operation.outputs if not value.per_output)
     heads = max(int(str(operation.attributes["heads"])) for operation in program.operations if operation.kind == "attention")
     arena = 4 * options.maximum_step_rows * (6 * widest + heads * options.context) + 4 * MAXIMUM_OUTPUT_ROWS * program.vocabulary
 
     def memory(tokens: int) -> MemoryPlan:
         return MemoryPlan(
-            weights=packed,
+            weights=kept,
             cache=pages(tokens) * TOKENS_PER_PAGE * token_bytes(program.stores),
             arena=arena,
             process=PROCESS_GROWTH,
-            peak_while_packing=2 * held,
+            peak_while_packing=max(_codes_bytes(weight) + _mapped_bytes(weight) for weight in weights.values()),
             mapped=mapped,
             available=available.size,
             available_reason=available.reason,
@@ -62,20 +61,25 @@ def make_plan(program: Program, options: BackendOptions) -> LoadPlan:
     return LoadPlan(memory(tokens), host.worker_threads(options.threads), tokens)
 
 
-def _held_bytes(weight: Weight) -> int:
-    """Of a matrix as the graph has it."""
+def _codes_bytes(weight: Weight) -> int:
+    """Of a matrix without its scales."""
     elements = weight.shape[0] * weight.shape[1]
+    return elements * matrix_form(weight.format_name).bits // 8 if format_by_name(weight.format_name).quantized else 4 * elements
+
+
+def _kept_bytes(weight: Weight) -> int:
+    """Of a matrix as the session packs it: with the codes of a block go its scale and their sum."""
     if not format_by_name(weight.format_name).quantized:
-        return 4 * elements
+        return _codes_bytes(weight)
+    return _codes_bytes(weight) + 8 * weight.shape[0] * weight.shape[1] // matrix_form(weight.format_name).block
+
+
+def _mapped_bytes(weight: Weight) -> int:
+    """What stays in the mapped file of weights: scales, and offsets where there are some."""
+    if not format_by_name(weight.format_name).quantized:
+        return 0
     form = matrix_form(weight.format_name)
-    return elements * form.bits // 8 + (2 if form.has_offsets else 1) * 4 * elements // form.block
-
-
-def _packed_bytes(weight: Weight) -> int:
-    """Of a matrix as the session keeps it: the scales twice, and with them the sums of the codes of a block."""
-    if not format_by_name(weight.format_name).quantized:
-        return _held_bytes(weight)
-    return _held_bytes(weight) + 8 * weight.shape[0] * weight.shape[1] // matrix_form(weight.format_name).block
+    return (2 if form.has_offsets else 1) * 4 * weight.shape[0] * weight.shape[1] // form.block
 
 
 def pages(tokens: int) -> int:

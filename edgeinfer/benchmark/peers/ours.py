@@ -9,10 +9,12 @@ from edgeinfer.benchmark.peers.runner import Start
 
 
 class EdgeInferRunner:
+    backend = "numba"
+
     def __init__(self, start: Start) -> None:
         from edgeinfer import Engine
 
-        self._engine = Engine.load(start.model, backend="numba", threads=start.threads, context=start.context, cache_tokens=start.cache_tokens)
+        self._engine = Engine.load(start.model, backend=self.backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens)
 
     def describe(self) -> dict[str, Any]:
         from edgeinfer.core.version import __version__
@@ -36,3 +38,9 @@ class EdgeInferRunner:
         """From the earliest first token to the latest last one: time in which some prompts are still being computed counts against us."""
         timings = [completion.timings for completion in self._generate(prompts, count + 1)]
         return float(max(item.total for item in timings) - min(item.first_token for item in timings))
+
+
+class OnnxRunner(EdgeInferRunner):
+    """The same engine on ONNX Runtime: a peer of the numba backend."""
+
+    backend = "onnx"
