@@ -14,8 +14,9 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import codegen, compiler, errors
+from numba.core import codegen, compiler, errors, typed_passes, untyped_passes
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import AttributeTemplate, infer_getattr, signature
 from numba.extending import lower_getattr_generic, models, register_model, typeof_impl
@@ -152,6 +153,65 @@ class _Codegen(codegen.AOTCPUCodegen):
     _library_class = _Library
 
 
+class _Context:
+    """A typing or target context of Numba's that is not read anew before every function, however small. Everything else is the context's own."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def refresh(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class _TypingContext(_Context):
+    """Numba finds the type of `a + b` by trying a dozen templates each time; here the answer is kept."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._answers: dict[tuple[Any, tuple[types.Type, ...]], Any] = {}
+
+    def resolve_function_type(self, func: Any, args: tuple[types.Type, ...], kws: Mapping[str, types.Type]) -> Any:
+        key = (func, tuple(args))
+        if not kws and key in self._answers:
+            return self._answers[key]
+        found = self._context.resolve_function_type(func, args, kws)
+        if found is not None and not kws and isinstance(func, types.Function):
+            self._answers[key] = found
+        return found
+
+
+class _Pipeline(compiler.CompilerBase):
+    """The passes of Numba that kernel functions need, of some 27: they have no closures, exceptions, `with` statements, array expressions or parallel loops.
+    Each pass left out saves a walk over the function and its analysis."""
+
+    def __init__(self, typing_context: Any, target_context: Any, *arguments: Any) -> None:
+        super().__init__(typing_context, _Context(target_context), *arguments)
+
+    def define_pipelines(self) -> list[Any]:
+        passes = PassManager("kernel")
+        for step in (
+            untyped_passes.TranslateByteCode,
+            untyped_passes.FixupArgs,
+            untyped_passes.IRProcessing,
+            untyped_passes.RewriteSemanticConstants,
+            untyped_passes.DeadBranchPrune,  # branches on compile-time values
+            untyped_passes.GenericRewrites,
+            untyped_passes.ReconstructSSA,
+            untyped_passes.DeadBranchPrune,
+            typed_passes.NopythonTypeInference,
+            typed_passes.PreLowerStripPhis,
+            typed_passes.IRLegalization,
+            typed_passes.NativeLowering,
+            typed_passes.NoPythonBackend,
+        ):
+            passes.add_pass(step, step.__name__)
+        passes.finalize()
+        return [passes]
+
+
 class FrontEnd:
     """Numba set up for one level. Holds the compiled helpers; one per level and process."""
 
@@ -159,8 +219,9 @@ class FrontEnd:
         self.level = level
         self.idioms = load_target(level.target)
         self.simd = CompileTimeValue("simd", {**self.idioms, "tile_tokens": tile_tokens(level.target)})
-        self.typing_context = cpu_target.typing_context
         self.target_context = cpu_target.target_context.subtarget(_internal_codegen=_Codegen("kernels"), aot_mode=True)
+        self.target_context.refresh()  # reads the registries of both contexts
+        self.typing_context = _TypingContext(cpu_target.typing_context)
         self._functions: dict[KernelFunction, _FunctionType] = {}
         self._tags: dict[int, _TagType] = {}
         self._idiom_types: dict[str, _IdiomType] = {}
@@ -237,7 +298,7 @@ class FrontEnd:
         flags.error_model = "numpy"
         flags.nrt = False
         try:
-            return compiler.compile_extra(self.typing_context, self.target_context, function.python, arguments, None, flags, {})
+            return compiler.compile_extra(self.typing_context, self.target_context, function.python, arguments, None, flags, {}, pipeline_class=_Pipeline)
         except (errors.NumbaError, TypeError) as error:
             raise _compile_error(function, self.level, error) from error
 
