@@ -1,8 +1,8 @@
 """Linear kernels: outputs = activations @ weights.T + bias + residual, for every format, with one chain of additions per (row, token) in all paths.
 
-One driver for quantized weights (`linear`) takes the format as a tag; it runs as matvec, small batch or GEMM by the tile width of the activations (1, 4 or
-16 tokens). Float weights take float32 activations (`linear_float`). Rows are shared out in units of 32, so that an operation that follows on the same
-columns needs no barrier. `docs/arithmetic.md` is the specification.
+One driver for quantized weights (`linear`) takes the format as a tag; it runs as matvec, small batch or GEMM by the number of tokens that it takes at a
+time (1, 4, 8, 12 or 16: a group of weights is unpacked once for them). Float weights take float32 activations (`linear_float`). Rows are shared out in
+units of 32, so that an operation that follows on the same columns needs no barrier. `docs/arithmetic.md` is the specification.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, row_count, share_start, tile_width, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, row_count, share_start, word
 from kernels_numba.simd.function import Constant, kernel_function
 
 LINEAR_OPERANDS = (
@@ -35,51 +35,49 @@ PREFETCH_BYTES = 4096
 
 
 @kernel_function
-def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int) -> Any:
+def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """The tile after one group of 32 columns, for formats of scale * code."""
     codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
-    return simd.tile_accumulate(tile, codes, block, width, first, format.zero_shift, format.scale(simd, record, slot))
+    return simd.tile_accumulate(tile, codes, block, width, first, stride, format.zero_shift, format.scale(simd, record, slot))
 
 
 @kernel_function
-def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int) -> Any:
+def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """For formats of scale * code + minimum."""
-    tile = step_plain(simd, format, tile, record, slot, block, width, first)
-    return simd.tile_add_minimum(tile, block, width, first, format.minimum(simd, record, slot))
+    tile = step_plain(simd, format, tile, record, slot, block, width, first, stride)
+    return simd.tile_add_minimum(tile, block, width, first, stride, format.minimum(simd, record, slot))
 
 
 @kernel_function
-def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int) -> Any:
+def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """For formats whose groups have two halves with integer scales of their own."""
     codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
     scale = format.scale(simd, record, slot)
     low = format.low_scale(simd, record, slot)
-    return simd.tile_accumulate_sub_scales(tile, codes, block, width, first, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
+    return simd.tile_accumulate_sub_scales(tile, codes, block, width, first, stride, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
 
 
 @kernel_function
-def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block: int, width: Constant, first: int) -> Any:
-    """The tile after all groups of a row tile, in ascending order."""
+def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block: int, width: Constant, first: int, stride: int) -> Any:
+    """The tile after all groups of a row tile, in ascending order. `stride`: bytes from an activation tile to the next."""
     record = weights
     for _ in range(groups // format.groups_per_record):
         if width == 1:
             # One token reads weights as one stream, which the hardware fetches ahead better than hints can. But a long row tile pushes the activations
             # out of the first cache before the next one reads them again.
             simd.prefetch(block + BLOCK_BYTES_PER_TOKEN * format.groups_per_record, format.activation_lines)
-        elif width == 4:
-            simd.prefetch(record + PREFETCH_BYTES, format.header_lines)
         else:
-            simd.prefetch(record + PREFETCH_BYTES, format.record_lines)
+            simd.prefetch(record + PREFETCH_BYTES, format.header_lines)
         for slot in range(format.groups_per_record):
-            if width == 4:  # few tokens wait for memory, and a record of 50 lines at once would find no free miss buffers
+            if width > 1:  # group by group: a record of 50 lines at once would find no free miss buffers
                 simd.prefetch(record + PREFETCH_BYTES + format.header_bytes + slot * format.data_bytes, format.data_lines)
             if width == 16:  # activations come from the second-level cache
                 simd.prefetch(block + 2 * 16 * BLOCK_BYTES_PER_TOKEN, 12)
-            tile = format.step(simd, format, tile, record, slot, block, width, first)
+            tile = format.step(simd, format, tile, record, slot, block, width, first, stride)
             block += BLOCK_BYTES_PER_TOKEN * width
         record += format.record_bytes
     for slot in range(groups % format.groups_per_record):
-        tile = format.step(simd, format, tile, record, slot, block, width, first)
+        tile = format.step(simd, format, tile, record, slot, block, width, first, stride)
         block += BLOCK_BYTES_PER_TOKEN * width
     return tile
 
@@ -92,31 +90,27 @@ def bias_of(simd: Any, bias: int, tile: int) -> Any:
 
 
 @kernel_function
-def linear_tiles(simd: Any, format: Any, width: Constant, tokens: Constant, operands: int, rows: int, first: int, end: int) -> None:
-    """Row tiles first .. end for all tokens, `tokens` at a time (what the registers hold) of activation tiles of `width`."""
-    weights = word(simd, operands, 0)
+def linear_tiles(
+    simd: Any, format: Any, width: Constant, tokens: Constant, operands: int, rows: int, token: int, first: int, end: int
+) -> None:  # fmt: skip
+    """Row tiles first .. end for `tokens` tokens (what the registers hold) from `token`, of which rows - token exist; activations are in tiles of `width`."""
     groups = (word(simd, operands, 2) + 31) // 32
-    activations = word(simd, operands, 3)
     bias = word(simd, operands, 5)
     residual = word(simd, operands, 6)
     residual_stride = word(simd, operands, 7)
-    output = word(simd, operands, 9)
     output_stride = word(simd, operands, 10)
     row_tile_bytes = (groups + format.groups_per_record - 1) // format.groups_per_record * format.record_bytes
-    chunk = first
-    while chunk < end:
-        chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
-        for token in range(0, rows, tokens):
-            blocks = activations + token // width * groups * (BLOCK_BYTES_PER_TOKEN * width)
-            for tile in range(chunk, chunk_end):
-                totals = row_tile(simd, format, simd.tile_zero(tokens), weights + tile * row_tile_bytes, groups, blocks, width, token % width)
-                at_residual = residual
-                if residual != 0:
-                    at_residual = residual + token * residual_stride + 64 * tile
-                simd.tile_store(
-                    totals, rows - token, bias_of(simd, bias, tile), output + token * output_stride + 64 * tile, output_stride, at_residual, residual_stride
-                )
-        chunk = chunk_end
+    weights = word(simd, operands, 0) + first * row_tile_bytes
+    stride = groups * BLOCK_BYTES_PER_TOKEN * width
+    blocks = word(simd, operands, 3) + token // width * stride
+    output = word(simd, operands, 9) + token * output_stride
+    for tile in range(first, end):
+        totals = row_tile(simd, format, simd.tile_zero(tokens), weights, groups, blocks, width, token % width, stride)
+        at_residual = residual
+        if residual != 0:
+            at_residual = residual + token * residual_stride + 64 * tile
+        simd.tile_store(totals, rows - token, bias_of(simd, bias, tile), output + 64 * tile, output_stride, at_residual, residual_stride)
+        weights += row_tile_bytes
 
 
 @kernel_function
@@ -127,13 +121,20 @@ def linear(simd: Any, format: Any, operands: int, step: int, worker: int, worker
     units = (row_tiles + 1) // 2
     first = 2 * share_start(simd, units, worker, workers)
     end = min(2 * share_start(simd, units, worker + 1, workers), row_tiles)
-    width = tile_width(simd, rows)
-    if width == 1:
-        linear_tiles(simd, format, 1, 1, operands, rows, first, end)
-    elif width == 4:
-        linear_tiles(simd, format, 4, 4, operands, rows, first, end)
+    if rows == 1:
+        linear_tiles(simd, format, 1, 1, operands, rows, 0, first, end)
+    elif rows <= 4:
+        linear_tiles(simd, format, 4, 4, operands, rows, 0, first, end)
+    elif rows <= 8:  # two activation tiles of 4, and the weights pass once
+        linear_tiles(simd, format, 4, 8, operands, rows, 0, first, end)
     else:
-        linear_tiles(simd, format, 16, simd.tile_tokens, operands, rows, first, end)
+        for chunk in range(first, end, ROW_TILES_IN_CACHE):
+            chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
+            for token in range(0, rows, simd.tile_tokens):
+                if simd.tile_tokens == 16 and rows - token <= 12:  # the last tokens, or a batch of up to 12
+                    linear_tiles(simd, format, 16, 12, operands, rows, token, chunk, chunk_end)
+                else:
+                    linear_tiles(simd, format, 16, simd.tile_tokens, operands, rows, token, chunk, chunk_end)
 
 
 @kernel_function

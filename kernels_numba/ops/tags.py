@@ -38,7 +38,6 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
         "header_bytes": layout.header_bytes,
         "data_bytes": layout.data_bytes,
         "record_bytes": layout.record_bytes,
-        "record_lines": layout.record_bytes // 64,
         "header_lines": layout.header_bytes // 64,
         "data_lines": layout.data_bytes // 64,
         "activation_lines": layout.groups_per_record * BLOCK_BYTES_PER_TOKEN // 64,

@@ -20,8 +20,9 @@ F32 = np.float32
 COUNT = 256
 
 ELSEWHERE = {
-    "dot_u8i8", "dot_u7i8", "keep_in_register",  # tests/simd/test_dot_products.py, and every linear kernel
+    "dot_u8i8", "dot_u7i8", "keep_in_register", "after",  # tests/simd/test_dot_products.py, and every linear kernel
     "tile_zero", "tile_accumulate", "tile_accumulate_sub_scales", "tile_add_minimum", "tile_fma", "tile_store", "tile_store_codes",  # linear kernels
+    "tile_add",  # attention
     "atomic_add", "atomic_load", "atomic_store", "pause", "call_kernel", "call_system", "call_clock",  # the executor
     "floating_point_mode", "set_floating_point_mode", "plain_floating_point_mode",
 }  # fmt: skip

@@ -303,3 +303,9 @@ def dot_u7i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     """The value itself. A target may hide where it came from, so that LLVM does not compute it again for each use."""
     return value
+
+
+@idiom("f32x16(f32x16, f32x16)")
+def after(e: Emission, value: ir.Value, other: ir.Value) -> ir.Value:
+    """The first value itself. A target may make sure that nothing that uses the result, and no later load, comes before the second value is there."""
+    return value

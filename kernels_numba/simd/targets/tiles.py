@@ -45,33 +45,47 @@ def _broadcast(e: Emission, address: ir.Value, offset: int, vector: ir.VectorTyp
 
 
 class _Block:
-    """The activations of a group for the tokens first .. first + count of a tile of `width` tokens (`ops.common` has the layout)."""
+    """The activations of a group for `count` tokens (`ops.common` has the layout): from `first` on in a tile of `width` tokens, or, where there are more
+    tokens than its width (then `first` is 0), those of this tile and of the next, whose block lies `stride` bytes behind."""
 
-    def __init__(self, e: Emission, address: ir.Value, width: int, first: ir.Value) -> None:
+    def __init__(self, e: Emission, address: ir.Value, width: int, first: ir.Value, stride: ir.Value, count: int) -> None:
         b = e.builder
         self.e, self.width = e, width
-        self.of_codes = b.add(address, b.mul(first, I64(32))) if width > 1 else address
-        self.of_numbers = b.add(address, b.mul(first, I64(4))) if width > 1 else address
+        tiles = [b.add(address, b.mul(stride, I64(tile))) if tile else address for tile in range(-(-count // width))]
+        self.of_codes = [b.add(tile, b.mul(first, I64(32))) if count < width else tile for tile in tiles]
+        self.of_numbers = [b.add(tile, b.mul(first, I64(4))) if count < width else tile for tile in tiles]
 
     def codes(self, token: int, vector: int) -> ir.Value:
-        return self.e.builder.bitcast(_broadcast(self.e, self.of_codes, 32 * token + 4 * vector, I32X16), I8X64)
+        tile, token = divmod(token, self.width)
+        return self.e.builder.bitcast(_broadcast(self.e, self.of_codes[tile], 32 * token + 4 * vector, I32X16), I8X64)
+
+    def _number(self, token: int, offset: int) -> tuple[ir.Value, int]:
+        """Address and offset of one of the numbers that a block has of each token; `offset` is that of the first token, over the width."""
+        tile, token = divmod(token, self.width)
+        return self.of_numbers[tile], offset * self.width + 4 * token
 
     def scale(self, token: int) -> ir.Value:
-        return _broadcast(self.e, self.of_numbers, 32 * self.width + 4 * token, F32X16)
+        return _broadcast(self.e, *self._number(token, 32), F32X16)
 
     def scaled_sum(self, token: int) -> ir.Value:
-        return _broadcast(self.e, self.of_numbers, 36 * self.width + 4 * token, F32X16)
+        return _broadcast(self.e, *self._number(token, 36), F32X16)
 
     def minus_zero_times_sum(self, token: int, half: int | None, zero_shift: int) -> ir.Value:
         """The first value of an integer accumulator: -(2 ** zero_shift) * sum of the codes (of one half of the group)."""
         b = self.e.builder
         if zero_shift == 0:
             return ir.Constant(I32X16, [0] * 16)
-        parts = [
-            b.load(self.e.pointer(self.of_numbers, I32, (40 + 4 * side) * self.width + 4 * token), align=4) for side in (0, 1) if half in (None, side)
-        ]
+        places = [self._number(token, 40 + 4 * side) for side in (0, 1) if half in (None, side)]
+        parts = [b.load(self.e.pointer(address, I32, offset), align=4) for address, offset in places]
         total = parts[0] if half is not None else b.add(parts[0], parts[1])
         return splat(b, b.mul(total, I32(-(1 << zero_shift))), I32X16)
+
+
+def _after(e: Emission, scale: ir.Value, other: ir.Value, kinds: Kinds) -> ir.Value:
+    """The scale, for use when the other value is there. Where corrections by the zero start the sums, LLVM would start those of all tokens at once, and
+    spill; where the sums start from 0 its own order is as good."""
+    many = kinds[0].count > INTERLEAVED_TOKENS
+    return e.call("after", scale, other) if many and kinds[6].literal_value else scale
 
 
 def _token_groups(tokens: int, width: int) -> list[range]:
@@ -90,44 +104,46 @@ def _dot(zero_shift: int) -> str:
 
 
 def _accumulate_type(arguments: Kinds) -> types.Type | None:
-    return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 5)) else None
+    return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 6)) else None
 
 
 @typed_idiom(_accumulate_type)
 def tile_accumulate(
-    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
+    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, stride: ir.Value, shift: Any,
     scale: ir.Value,
 ) -> ir.Value:  # fmt: skip
     """For each token: tile += float32(sum of (code - zero) * activation code) * (scale * activation scale), the product of the scales rounded first."""
     b = e.builder
-    activations = _Block(e, block, kinds[3].literal_value, first)
+    activations = _Block(e, block, kinds[3].literal_value, first, stride, kinds[0].count)
     weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
-    dot = _dot(kinds[5].literal_value)
+    dot = _dot(kinds[6].literal_value)
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
-        dots = {token: activations.minus_zero_times_sum(token, None, kinds[5].literal_value) for token in tokens}
+        dots = {token: activations.minus_zero_times_sum(token, None, kinds[6].literal_value) for token in tokens}
         for vector in range(8):
             for token in tokens:
                 dots[token] = e.call(dot, dots[token], weights[vector], activations.codes(token, vector))
         for token in tokens:
+            scale = _after(e, scale, dots[token], kinds)
             factor = b.fmul(scale, activations.scale(token))
             totals[token] = e.call("fma", b.sitofp(dots[token], F32X16), factor, totals[token])
+            scale = _after(e, scale, totals[token], kinds)
     return _finish(e, tile, totals)
 
 
 @typed_idiom(_accumulate_type)
 def tile_accumulate_sub_scales(
-    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, shift: Any,
+    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, stride: ir.Value, shift: Any,
     scale: ir.Value, low: ir.Value, high: ir.Value,
 ) -> ir.Value:  # fmt: skip
     """The same where columns 0-15 and 16-31 have integer scales of their own: the integer sum is low * dot of the first half + high * dot of the second."""
     b = e.builder
-    activations = _Block(e, block, kinds[3].literal_value, first)
+    activations = _Block(e, block, kinds[3].literal_value, first, stride, kinds[0].count)
     weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
-    dot = _dot(kinds[5].literal_value)
+    dot = _dot(kinds[6].literal_value)
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS // 2):
-        halves = {(token, half): activations.minus_zero_times_sum(token, half, kinds[5].literal_value) for token in tokens for half in (0, 1)}
+        halves = {(token, half): activations.minus_zero_times_sum(token, half, kinds[6].literal_value) for token in tokens for half in (0, 1)}
         for vector in range(4):
             for token in tokens:
                 for half in (0, 1):
@@ -135,8 +151,10 @@ def tile_accumulate_sub_scales(
                     halves[token, half] = e.call(dot, halves[token, half], weights[part], activations.codes(token, part))
         for token in tokens:
             total = b.add(b.mul(halves[token, 0], low), b.mul(halves[token, 1], high))
+            scale = _after(e, scale, total, kinds)
             factor = b.fmul(scale, activations.scale(token))
             totals[token] = e.call("fma", b.sitofp(total, F32X16), factor, totals[token])
+            scale = _after(e, scale, totals[token], kinds)
     return _finish(e, tile, totals)
 
 
@@ -145,9 +163,9 @@ def _first_tile(arguments: Kinds) -> types.Type | None:
 
 
 @typed_idiom(_first_tile)
-def tile_add_minimum(e: Emission, kinds: Kinds, tile: ir.Value, block: ir.Value, width: Any, first: ir.Value, minimum: ir.Value) -> ir.Value:
+def tile_add_minimum(e: Emission, kinds: Kinds, tile: ir.Value, block: ir.Value, width: Any, first: ir.Value, stride: ir.Value, minimum: ir.Value) -> ir.Value:
     """For each token: tile += minimum * (activation scale * sum of the activation codes), fused."""
-    activations = _Block(e, block, kinds[2].literal_value, first)
+    activations = _Block(e, block, kinds[2].literal_value, first, stride, kinds[0].count)
     parts = [e.call("fma", minimum, activations.scaled_sum(token), e.builder.extract_value(tile, token)) for token in range(kinds[0].count)]
     return _finish(e, tile, parts)
 

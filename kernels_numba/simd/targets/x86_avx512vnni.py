@@ -24,3 +24,10 @@ dot_u7i8 = dot_u8i8
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     hide = ir.InlineAsm(ir.FunctionType(I8X64, [I8X64]), "", "=v,0", side_effect=False)
     return e.builder.call(hide, [value])
+
+
+@idiom("f32x16(f32x16, f32x16)")
+def after(e: Emission, value: ir.Value, other: ir.Value) -> ir.Value:
+    # nothing is computed; LLVM keeps such places, and loads, in their order
+    here = ir.InlineAsm(ir.FunctionType(value.type, [value.type, other.type]), "", "=v,0,v", side_effect=True)
+    return e.builder.call(here, [value, other])
