@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from edgeinfer.core.errors import InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
-from edgeinfer.core.steps import Step, StepOutputs
+from edgeinfer.core.steps import OutputKind, Step, StepOutputs
 
 CACHE_TYPES = ("f16", "f32", "q8_0")
 """What keys and values may be kept as. q8_0: a byte each and a half-float scale for up to 32."""
@@ -42,7 +45,7 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend promises. Declared here, tested by the contract suite."""
+    """What a backend promises. Declared here, tested by the contract suite: what is declared holds, what is not is refused (`refuse_undeclared`)."""
 
     uses_block_tables: bool  # False: keeps its own cache by sequence id
     cache_groups: tuple[CacheGroup, ...]
@@ -55,6 +58,10 @@ class Capabilities:
     threads: int
     description: str  # one line for a person: instruction set, version
     warnings: tuple[str, ...] = ()  # what is not as the file or the options have it
+    output_kinds: frozenset[OutputKind] = frozenset({OutputKind.LOGITS})  # what a row of a step may ask for, beside nothing
+    separate_rope_positions: bool = False  # rope positions may differ from slots
+    kept_sequences: int = 0  # above 0 it is a `PrefixSharingBackend`, which can hold so many sequences beside `maximum_sequences` that run
+    times_operations: bool = False  # it is a `ProfilingBackend`, and was loaded with `profile`
 
 
 class Backend(Protocol):
@@ -79,6 +86,17 @@ class Backend(Protocol):
         ...
 
 
+class PrefixSharingBackend(Backend, Protocol):
+    """A backend that keeps its own cache by sequence id and can hand positions of one sequence to another (`Capabilities.kept_sequences`).
+
+    Backends with block tables need nothing of the kind: there a page is shared by being in two tables.
+    """
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """The new sequence `target` holds the first `length` positions of the living sequence `source` as well; each may be released or go on alone."""
+        ...
+
+
 @dataclass(frozen=True)
 class OperationTime:
     """An operation of a backend's forward pass and the wall-clock seconds that it took in the steps since the last look, waiting for others included.
@@ -99,3 +117,15 @@ class ProfilingBackend(Backend, Protocol):
     def take_profile(self) -> tuple[OperationTime, ...]:
         """The operations of a pass in order, with their times since the last call; starts from zero again."""
         ...
+
+
+def refuse_undeclared(step: Step, capabilities: Capabilities) -> None:
+    """Raises InvalidRequestError for a step that asks for what the backend does not declare. Backends call this before they compute."""
+    kinds = {OutputKind(kind) for kind in np.unique(step.outputs)} - {OutputKind.NONE} - capabilities.output_kinds
+    if kinds:
+        known = ", ".join(sorted(kind.name.lower() for kind in capabilities.output_kinds))
+        raise InvalidRequestError(f"a step asks for {min(kinds).name.lower()} outputs, but this backend gives only: {known}")
+    if not capabilities.separate_rope_positions and not np.array_equal(step.rope_positions, step.slots):
+        raise InvalidRequestError("this backend turns every token by its place in the cache, but a step asks for other rope positions")
+    if step.adapters.any():
+        raise InvalidRequestError(f"a step asks for adapter {int(step.adapters.max())}, but this backend has none")

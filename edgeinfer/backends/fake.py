@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
 from edgeinfer.core.errors import EngineClosedError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import OutputKind, Step, StepOutputs
@@ -70,6 +70,7 @@ class FakeBackend:
     def step(self, step: Step) -> StepOutputs:
         if self._closed:
             raise EngineClosedError("the fake backend was closed")
+        refuse_undeclared(step, self.capabilities)
         for row in range(step.rows):
             table = step.sequences[step.sequence[row]]
             slot = int(step.slots[row])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
+from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason
 from edgeinfer.core import host
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError
-from edgeinfer.core.foreign import import_problem
+from edgeinfer.core.errors import EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 
@@ -30,16 +29,11 @@ _MAXIMUM_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 _CACHE_BYTES_PER_32 = {"f32": 128, "f16": 64, "q8_0": 34}
 _FLASH_ATTENTION = {"f32": 0, "f16": -1, "q8_0": 1}  # off, as llama.cpp decides, on: quantized values need it
-_ERROR_LEVEL = 4  # of ggml_log_level
-
-_library: Any = None
-_library_lock = threading.Lock()
-_log_lines: deque[str] = deque(maxlen=50)
-_log_callback: Any = None  # the library keeps a pointer to it for as long as the process lives
+_NO_POOLING = 0
 
 
 class LlamaCppBackend:
-    """One llama.cpp model with one context. `step` is called by one thread at a time."""
+    """One llama.cpp model with one context. Its methods may be called by several threads; they wait for each other."""
 
     def __init__(self, library: Any, model: Any, context: Any, capabilities: Capabilities, memory_plan: MemoryPlan) -> None:
         self.capabilities = capabilities
@@ -48,98 +42,173 @@ class LlamaCppBackend:
         self._model = model
         self._context = context
         self._memory = library.llama_get_memory(context)
+        self._lock = threading.Lock()
+        self._width = int(library.llama_model_n_embd(model))
         self._slot_of: dict[int, int] = {}
         self._length_of: dict[int, int] = {}
-        self._free_slots = list(range(capabilities.maximum_sequences - 1, -1, -1))
+        self._free_slots = list(range(capabilities.maximum_sequences + capabilities.kept_sequences - 1, -1, -1))
 
     @classmethod
     def load(cls, model: Path, options: BackendOptions) -> LlamaCppBackend:
         """Loads a GGUF file. `cache_type` f32 also turns flash attention off: together they are llama.cpp at its most exact.
 
-        Raises BackendUnavailableError without the library, ModelFileError with llama.cpp's own words for a file that it refuses.
+        Raises BackendUnavailableError without the library, ModelFileError with llama.cpp's own words for a file that it refuses, MemoryPlanError
+        before its cache is taken.
         """
         library = load_library()
         if options.instruction_set is not None:
             raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the llamacpp backend chooses its own; leave it out")
-        _log_lines.clear()
+        forget_log()
         parameters = library.llama_model_default_params()
         parameters.n_gpu_layers = 0
         handle = library.llama_model_load_from_file(os.fsencode(model), parameters)
         if not handle:
-            raise ModelFileError(f"llama.cpp cannot load {model}: {_last_errors()}")
-        threads = host.worker_threads(options.threads).count
-        sequences = min(options.maximum_sequences, _MAXIMUM_SEQUENCES)
-        cells = _padded(options.cache_tokens or options.context)
-        context = library.llama_init_from_model(handle, _context_parameters(library, options, threads, sequences, cells))
-        if not context:
+            raise ModelFileError(f"llama.cpp cannot load {model}: {logged_reason()}")
+        context = None
+        try:
+            threads = host.worker_threads(options.threads).count
+            cells = _padded(options.cache_tokens or options.context)
+            plan = _memory_plan(library, handle, options, cells)
+            plan.check(Path(model).name, options.context)
+            sequences = min(options.maximum_sequences, _MAXIMUM_SEQUENCES)
+            # A recurrent state is that of the last position alone, so there is no prefix of it to share.
+            recurrent = library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle)
+            kept = 0 if recurrent else min(sequences, _MAXIMUM_SEQUENCES - sequences)
+            context = library.llama_init_from_model(handle, _context_parameters(library, options, threads, sequences + kept, cells))
+            if not context:
+                raise EdgeInferError(f"llama.cpp cannot make a context of {cells} tokens for {model}: {logged_reason()}")
+            capabilities = Capabilities(
+                uses_block_tables=False,
+                cache_groups=(CacheGroup("llama.cpp cells", _CELLS_PER_PAGE, cells // _CELLS_PER_PAGE, 0),),
+                bit_exact_batches=False,
+                bit_exact_chunks=False,
+                vocabulary=library.llama_vocab_n_tokens(library.llama_model_get_vocab(handle)),
+                context=options.context,
+                maximum_step_rows=options.maximum_step_rows,
+                maximum_sequences=sequences,
+                threads=threads,
+                description=_description(options),
+                output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
+                kept_sequences=kept,
+            )
+            return cls(library, handle, context, capabilities, plan)
+        except BaseException:
+            if context:
+                library.llama_free(context)
             library.llama_model_free(handle)
-            raise EdgeInferError(f"llama.cpp cannot make a context of {cells} tokens for {model}: {_last_errors()}")
-        capabilities = Capabilities(
-            uses_block_tables=False,
-            cache_groups=(CacheGroup("llama.cpp cells", _CELLS_PER_PAGE, cells // _CELLS_PER_PAGE, 0),),
-            bit_exact_batches=False,
-            bit_exact_chunks=False,
-            vocabulary=library.llama_vocab_n_tokens(library.llama_model_get_vocab(handle)),
-            context=options.context,
-            maximum_step_rows=options.maximum_step_rows,
-            maximum_sequences=sequences,
-            threads=threads,
-            description=_description(library, options),
-        )
-        return cls(library, handle, context, capabilities, _memory_plan(library, handle, options, cells))
+            raise
 
     def step(self, step: Step) -> StepOutputs:
-        if self._context is None:
-            raise EngineClosedError("the llamacpp backend was closed")
-        slots = np.array([self._truncated_slot(table.sequence_id, table.start) for table in step.sequences], dtype=np.int32)
-        wanted = step.outputs == OutputKind.LOGITS
-        rows = np.flatnonzero(wanted).astype(np.int32)
-        status = self._decode(step, slots, wanted)
-        if status != 0:
-            raise EdgeInferError(f"llama.cpp could not run a step of {step.rows} tokens (status {status}): {_last_errors()}")
-        for row in range(step.rows):
-            self._length_of[int(slots[step.sequence[row]])] = int(step.slots[row]) + 1
-        return StepOutputs(self._logits(rows), rows)
+        """Runs one forward pass; see `Backend`. A step that fails leaves its sequences with the positions before it."""
+        with self._lock:
+            self._require_open()
+            refuse_undeclared(step, self.capabilities)
+            slots = np.array([self._truncated_slot(table.sequence_id, table.start) for table in step.sequences], dtype=np.int32)
+            try:
+                return self._run(step, slots)
+            except BaseException:
+                for table in step.sequences:
+                    self._cut(self._slot_of[table.sequence_id], table.start)
+                raise
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """See `PrefixSharingBackend`. The cells are not copied: they belong to both sequences."""
+        with self._lock:
+            self._require_open()
+            held = self._length_of.get(self._slot_of.get(source, -1), 0)
+            if target in self._slot_of or not self.capabilities.kept_sequences or not 0 < length <= held:
+                raise InvalidRequestError(
+                    f"sequence {target} cannot take over {length} positions of sequence {source}, of which llama.cpp holds {held}; the target must be new"
+                )
+            slot = self._slot(target)
+            self._library.llama_memory_seq_cp(self._memory, self._slot_of[source], slot, 0, length)
+            self._length_of[slot] = length
 
     def release(self, sequence_ids: Sequence[int]) -> None:
-        for identifier in sequence_ids:
-            slot = self._slot_of.pop(identifier, None)
-            if slot is not None:
-                self._library.llama_memory_seq_rm(self._memory, slot, -1, -1)
-                self._length_of[slot] = 0
-                self._free_slots.append(slot)
+        """See `Backend`. After `close` nothing is left to release."""
+        with self._lock:
+            for identifier in sequence_ids if self._context is not None else ():
+                slot = self._slot_of.pop(identifier, None)
+                if slot is not None:
+                    self._library.llama_memory_seq_rm(self._memory, slot, -1, -1)
+                    self._length_of[slot] = 0
+                    self._free_slots.append(slot)
 
     def close(self) -> None:
-        context, self._context = self._context, None
-        model, self._model = self._model, None
-        if context is not None:
-            self._library.llama_free(context)
-        if model is not None:
-            self._library.llama_model_free(model)
+        """Gives back memory and threads, after the step that runs. Idempotent."""
+        with self._lock:
+            context, self._context = self._context, None
+            model, self._model = self._model, None
+            if context is not None:
+                self._library.llama_free(context)
+            if model is not None:
+                self._library.llama_model_free(model)
+
+    def _require_open(self) -> None:
+        if self._context is None:
+            raise EngineClosedError("the llamacpp backend was closed")
+
+    def _slot(self, identifier: int) -> int:
+        """llama.cpp's id of a sequence; a new one holds nothing."""
+        if identifier not in self._slot_of:
+            if not self._free_slots:
+                limit = self.capabilities.maximum_sequences + self.capabilities.kept_sequences
+                raise EdgeInferError(f"more than {limit} sequences are alive in the llamacpp backend")
+            self._slot_of[identifier] = self._free_slots.pop()
+        return self._slot_of[identifier]
 
     def _truncated_slot(self, identifier: int, start: int) -> int:
         """llama.cpp's id of a sequence, holding the positions before `start` and no others."""
-        if identifier not in self._slot_of:
-            if not self._free_slots:
-                raise EdgeInferError(f"more than {self.capabilities.maximum_sequences} sequences are alive in the llamacpp backend")
-            self._slot_of[identifier] = self._free_slots.pop()
-        slot = self._slot_of[identifier]
-        held = self._length_of.get(slot, 0)
-        if held > start and not self._library.llama_memory_seq_rm(self._memory, slot, start, -1):
-            raise EdgeInferError(f"this model's cache cannot be cut back to {start} tokens in llama.cpp")
+        held = self._length_of.get(self._slot_of.get(identifier, -1), 0)
         if held < start:
-            raise AssertionError(f"a step starts at position {start} of a sequence of which llama.cpp holds {held} tokens")
+            raise InvalidRequestError(f"a step starts at position {start} of a sequence of which llama.cpp holds {held} tokens")
+        slot = self._slot(identifier)
+        if held > start and not self._cut(slot, start):
+            raise EdgeInferError(f"this model's cache cannot be cut back to {start} tokens in llama.cpp")
         return slot
 
-    def _decode(self, step: Step, slots: NDArray[np.int32], wanted: NDArray[np.bool_]) -> int:
-        token_ids = np.ascontiguousarray(step.token_ids, dtype=np.int32)
-        positions = np.ascontiguousarray(step.slots, dtype=np.int32)
-        sequence_ids = slots[step.sequence]
-        counts = np.ones(step.rows, dtype=np.int32)
-        pointers = sequence_ids.ctypes.data + 4 * np.arange(step.rows, dtype=np.uint64)
-        flags = wanted.astype(np.int8)
+    def _cut(self, slot: int, length: int) -> bool:
+        """Forgets the positions from `length` on; False where the model's cache cannot do that."""
+        if not self._library.llama_memory_seq_rm(self._memory, slot, length, -1):
+            return False
+        self._length_of[slot] = length
+        return True
+
+    def _run(self, step: Step, slots: NDArray[np.int32]) -> StepOutputs:
+        """Decodes the rows and copies what they ask for.
+
+        While llama.cpp gives hidden states, it gives outputs of every row, for which there is room of MAXIMUM_OUTPUT_ROWS: such a step is cut.
+        """
+        logit_rows = np.flatnonzero(step.outputs == OutputKind.LOGITS).astype(np.int32)
+        hidden_rows = np.flatnonzero(step.outputs == OutputKind.HIDDEN).astype(np.int32)
+        logits = np.empty((len(logit_rows), self.capabilities.vocabulary), dtype=np.float32)
+        hidden = np.empty((len(hidden_rows), self._width), dtype=np.float32)
+        rows_at_once = MAXIMUM_OUTPUT_ROWS if len(hidden_rows) else max(1, step.rows)
+        self._library.llama_set_embeddings(self._context, bool(len(hidden_rows)))
+        for first in range(0, step.rows, rows_at_once):
+            rows = slice(first, min(first + rows_at_once, step.rows))
+            self._decode(step, slots, rows)
+            for index in np.flatnonzero((logit_rows >= rows.start) & (logit_rows < rows.stop)):
+                source = self._library.llama_get_logits_ith(self._context, int(logit_rows[index]) - first)
+                logits[index] = np.ctypeslib.as_array(source, shape=(self.capabilities.vocabulary,))
+            for index in np.flatnonzero((hidden_rows >= rows.start) & (hidden_rows < rows.stop)):
+                source = self._library.llama_get_embeddings_ith(self._context, int(hidden_rows[index]) - first)
+                hidden[index] = np.ctypeslib.as_array(source, shape=(self._width,))
+        if not np.isfinite(logits).all() or not np.isfinite(hidden).all():
+            raise NonFiniteError("llama.cpp computed an infinity or a NaN; a float32 cache (cache_type='f32') may help, or the file is damaged")
+        if len(hidden_rows):
+            return StepOutputs(logits, logit_rows, hidden, hidden_rows)
+        return StepOutputs(logits, logit_rows)
+
+    def _decode(self, step: Step, slots: NDArray[np.int32], rows: slice) -> None:
+        token_ids = np.ascontiguousarray(step.token_ids[rows], dtype=np.int32)
+        positions = np.ascontiguousarray(step.slots[rows], dtype=np.int32)
+        sequence_ids = slots[step.sequence[rows]]
+        counts = np.ones(len(token_ids), dtype=np.int32)
+        pointers = sequence_ids.ctypes.data + 4 * np.arange(len(token_ids), dtype=np.uint64)
+        flags = (step.outputs[rows] != OutputKind.NONE).astype(np.int8)
         batch = self._library.llama_batch(
-            n_tokens=step.rows,
+            n_tokens=len(token_ids),
             token=_pointer(token_ids, ctypes.c_int32),
             embd=None,
             pos=_pointer(positions, ctypes.c_int32),
@@ -147,16 +216,12 @@ class LlamaCppBackend:
             seq_id=ctypes.cast(pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
             logits=_pointer(flags, ctypes.c_int8),
         )
-        return int(self._library.llama_decode(self._context, batch))
-
-    def _logits(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        logits = np.empty((len(rows), self.capabilities.vocabulary), dtype=np.float32)
-        for index, row in enumerate(rows):
-            source = self._library.llama_get_logits_ith(self._context, int(row))
-            logits[index] = np.ctypeslib.as_array(source, shape=(self.capabilities.vocabulary,))
-        if not np.isfinite(logits).all():
-            raise NonFiniteError("llama.cpp computed an infinity or a NaN; a float32 cache (cache_type='f32') may help, or the file is damaged")
-        return logits
+        forget_log()
+        status = int(self._library.llama_decode(self._context, batch))
+        if status != 0:
+            raise EdgeInferError(f"llama.cpp could not run a step of {step.rows} tokens (status {status}): {logged_reason()}")
+        for slot, position in zip(sequence_ids, positions, strict=True):
+            self._length_of[int(slot)] = int(position) + 1
 
 
 def _context_parameters(library: Any, options: BackendOptions, threads: int, sequences: int, cells: int) -> Any:
@@ -168,6 +233,7 @@ def _context_parameters(library: Any, options: BackendOptions, threads: int, seq
     parameters.n_threads = parameters.n_threads_batch = threads
     parameters.type_k = parameters.type_v = _GGML_TYPES[options.cache_type]
     parameters.flash_attn_type = _FLASH_ATTENTION[options.cache_type]
+    parameters.pooling_type = _NO_POOLING
     parameters.offload_kqv = False
     parameters.op_offload = False
     parameters.no_perf = True
@@ -179,9 +245,11 @@ def _context_parameters(library: Any, options: BackendOptions, threads: int, seq
 def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) -> MemoryPlan:
     """llama.cpp maps the weights and plans by itself; this is the arithmetic of what it will take, after the model was opened."""
     available = host.available_memory()
-    heads = library.llama_model_n_head(model) or 1
-    width = library.llama_model_n_embd(model) // heads * library.llama_model_n_head_kv(model)
-    cache = 2 * library.llama_model_n_layer(model) * width * cells * _CACHE_BYTES_PER_32[options.cache_type] // 32
+    default = library.llama_model_n_embd(model) // (library.llama_model_n_head(model) or 1)
+    architecture = _metadata(library, model, "general.architecture")
+    sizes = [int(_metadata(library, model, f"{architecture}.attention.{what}_length") or default) for what in ("key", "value")]
+    cache = library.llama_model_n_layer(model) * library.llama_model_n_head_kv(model) * sum(sizes) * cells
+    cache = cache * _CACHE_BYTES_PER_32[options.cache_type] // 32
     return MemoryPlan(
         weights=0,
         cache=cache,
@@ -194,59 +262,16 @@ def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) 
     )
 
 
-def _description(library: Any, options: BackendOptions) -> str:
+def _metadata(library: Any, model: Any, key: str) -> str:
+    """A value of the file as llama.cpp prints it; empty if the key is missing."""
+    buffer = ctypes.create_string_buffer(64)
+    length = library.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
+
+
+def _description(options: BackendOptions) -> str:
     flash_attention = {"f32": "off", "f16": "auto", "q8_0": "on"}[options.cache_type]
-    features = library.llama_print_system_info().decode("utf-8", "replace").strip()
-    return f"llama.cpp of llama-cpp-python {_version()}, {options.cache_type} cache, flash attention {flash_attention}; {features}"
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("llama-cpp-python")
-
-
-def load_library() -> Any:
-    """llama-cpp-python's module of low-level functions, initialized once a process and silent."""
-    global _library, _log_callback
-    with _library_lock:
-        if _library is not None:
-            return _library
-        problem = import_problem("llama_cpp")
-        if problem is not None:
-            raise _cannot_import(problem)
-        try:
-            from llama_cpp import llama_cpp as library
-        except (ImportError, OSError, RuntimeError) as error:
-            raise _cannot_import(str(error)) from error
-        fields = {name for name, *_ in library.llama_context_params._fields_}
-        if not {"flash_attn_type", "kv_unified", "n_outputs_max"} <= fields:
-            raise BackendUnavailableError(
-                f"llama-cpp-python {_version()} is too old for the llamacpp backend, which needs 0.3.36; update it with: "
-                "pip install --upgrade 'edgeinfer[llamacpp]'"
-            )
-        _log_callback = library.llama_log_callback(_keep_log_line)
-        library.llama_log_set(_log_callback, ctypes.c_void_p(0))
-        library.llama_backend_init()
-        _library = library
-        return library
-
-
-def _cannot_import(reason: str) -> BackendUnavailableError:
-    return BackendUnavailableError(
-        f"the llamacpp backend needs llama-cpp-python, which cannot be imported here ({reason}); "
-        "install it with: pip install 'edgeinfer[llamacpp]', which builds it for this machine"
-    )
-
-
-def _keep_log_line(level: int, text: bytes, user_data: object) -> None:
-    """llama.cpp's log goes nowhere, but its errors are kept for our messages."""
-    if level == _ERROR_LEVEL:
-        _log_lines.append(text.decode("utf-8", "replace").strip())
-
-
-def _last_errors() -> str:
-    return "; ".join(line for line in list(_log_lines)[-3:] if line) or "it gave no reason"
+    return f"{describe_library()}; {options.cache_type} cache, flash attention {flash_attention}"
 
 
 def _padded(tokens: int) -> int:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from edgeinfer.backends.llamacpp import load_library
+from edgeinfer.backends.llamacpp_library import load_library
 from edgeinfer.core.errors import ModelFileError
 
 

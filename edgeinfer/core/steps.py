@@ -13,7 +13,7 @@ MAXIMUM_OUTPUT_ROWS = 64
 
 
 class OutputKind(IntEnum):
-    """What a row of a step gives back."""
+    """What a row of a step gives back. HIDDEN is the state that the output matrix multiplies: that of the last layer, normalized."""
 
     NONE = 0
     LOGITS = 1
@@ -61,8 +61,11 @@ class StepOutputs:
     """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order. Valid until the next step.
 
     `largest` int64[output rows]: the lowest id of each row's largest logit, where the backend finds it on its way.
+    `hidden` float32[hidden rows, width] and `hidden_rows`, the same for HIDDEN; None if no row asked for it.
     """
 
     logits: NDArray[np.float32]
     rows: NDArray[np.int32]
     largest: NDArray[np.int64] | None = None
+    hidden: NDArray[np.float32] | None = None
+    hidden_rows: NDArray[np.int32] | None = None

@@ -109,7 +109,7 @@ def test_a_damaged_file_is_refused_and_leaves_nothing_behind(tmp_path: Path, mod
 
 
 def test_the_oracle_is_refused_with_the_remedy_where_its_library_is_missing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeinfer.backends import llamacpp
+    from edgeinfer.backends import llamacpp_library
 
     real_import = builtins.__import__
 
@@ -118,7 +118,7 @@ def test_the_oracle_is_refused_with_the_remedy_where_its_library_is_missing(mode
             raise ImportError("No module named 'llama_cpp'")
         return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(llamacpp, "_library", None)
+    monkeypatch.setattr(llamacpp_library, "_library", None)
     monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(BackendUnavailableError, match=r"pip install 'edgeinfer\[llamacpp\]'"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_undeclared
 from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
 from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
@@ -190,6 +190,8 @@ class NumbaBackend:
             maximum_sequences=options.maximum_sequences,
             threads=decided.threads.count,
             description=f"numba kernels for {level.name}, {decided.threads.count} threads ({decided.threads.reason}), {options.cache_type} cache",
+            separate_rope_positions=True,
+            times_operations=options.profile,
         )
 
     @classmethod
@@ -253,6 +255,8 @@ class NumbaBackend:
         """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
         if self._closed or self._pool is None:
             raise EngineClosedError("the model was closed")
+        if step.outputs.max() > _LOGITS or step.adapters.any():
+            refuse_undeclared(step, self.capabilities)
         rows = (step.outputs == _LOGITS).nonzero()[0].astype(np.int32)
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)

@@ -1,0 +1,110 @@
+"""llama-cpp-python's low-level functions: found, tried, initialized once a process, and silent. The llamacpp backend and its vocabulary call this.
+
+llama.cpp's log goes to no terminal. What it says while one of our calls runs in a thread is kept for that thread, so that our errors hold its reasons.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from edgeinfer.core.errors import BackendUnavailableError
+from edgeinfer.core.foreign import import_problem
+
+OLDEST = "0.3.36"
+_NEEDED_FIELDS = {"flash_attn_type", "kv_unified", "n_outputs_max"}  # of llama_context_params, since OLDEST
+_WARNING_LEVEL, _ERROR_LEVEL, _CONTINUED_LEVEL = 3, 4, 5  # of ggml_log_level
+_KEPT_LINES = 50
+
+_library: Any = None
+_library_lock = threading.Lock()
+_log_callback: Any = None  # the library keeps a pointer to it for as long as the process lives
+
+
+class _Log(threading.local):
+    """What llama.cpp said in this thread: (level, text) of warnings and errors."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+        self.last_level = 0
+
+
+_log = _Log()
+
+
+def load_library() -> Any:
+    """llama-cpp-python's module of low-level functions. Raises BackendUnavailableError with the remedy where it is missing, broken or too old."""
+    global _library, _log_callback
+    with _library_lock:
+        if _library is not None:
+            return _library
+        problem = import_problem("llama_cpp")
+        if problem is not None:
+            raise _cannot_import(problem)
+        try:
+            from llama_cpp import llama_cpp as library
+        except (ImportError, OSError, RuntimeError) as error:
+            raise _cannot_import(str(error)) from error
+        fields = {name for name, *_ in library.llama_context_params._fields_}
+        if not _NEEDED_FIELDS <= fields:
+            raise BackendUnavailableError(
+                f"llama-cpp-python {_version()} is too old for the llamacpp backend, which needs {OLDEST}; update it with: "
+                "pip install --upgrade 'edgeinfer[llamacpp]'"
+            )
+        _log_callback = library.llama_log_callback(_keep_log_line)
+        library.llama_log_set(_log_callback, ctypes.c_void_p(0))
+        library.llama_backend_init()
+        _library = library
+        return library
+
+
+def describe_library() -> str:
+    """Version and build flags in one line. Raises BackendUnavailableError like `load_library`."""
+    library = load_library()
+    build = _text(library.llama_print_system_info()).replace(" = 1", "").removeprefix("CPU : ").strip(" |")
+    return f"llama.cpp {_text(library.llama_version())} of llama-cpp-python {_version()}, built with {build.replace(' | ', ' ')}"
+
+
+def forget_log() -> None:
+    """Call this before a call whose failure `logged_reason` shall explain."""
+    _log.lines.clear()
+
+
+def logged_reason() -> str:
+    """llama.cpp's last errors in this thread since `forget_log`, or its last warnings where it logged no error."""
+    for level in (_ERROR_LEVEL, _WARNING_LEVEL):
+        found = [text.strip() for kept, text in _log.lines if kept == level and text.strip()]
+        if found:
+            return "; ".join(found[-3:])
+    return "it gave no reason"
+
+
+def _keep_log_line(level: int, text: bytes, user_data: object) -> None:
+    if level != _CONTINUED_LEVEL:
+        _log.last_level = level
+    if _log.last_level not in (_WARNING_LEVEL, _ERROR_LEVEL):
+        return
+    decoded = _text(text)
+    if level == _CONTINUED_LEVEL and _log.lines:
+        _log.lines[-1] = (_log.last_level, _log.lines[-1][1] + decoded)
+    else:
+        _log.lines.append((level, decoded))
+    del _log.lines[:-_KEPT_LINES]
+
+
+def _cannot_import(reason: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"the llamacpp backend needs llama-cpp-python, which cannot be imported here ({reason}); "
+        "install it with: pip install 'edgeinfer[llamacpp]', which builds it for this machine"
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("llama-cpp-python")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
