@@ -47,7 +47,7 @@ def load_library() -> Any:
         except (ImportError, OSError, RuntimeError) as error:
             raise _cannot_import(str(error)) from error
         fields = {name for name, *_ in library.llama_context_params._fields_}
-        if not _NEEDED_FIELDS <= fields:
+        if not fields >= _NEEDED_FIELDS:
             raise BackendUnavailableError(
                 f"llama-cpp-python {_version()} is too old for the llamacpp backend, which needs {OLDEST}; update it with: "
                 "pip install --upgrade 'edgeinfer[llamacpp]'"

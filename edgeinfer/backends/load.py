@@ -1,23 +1,63 @@
-"""The one place that knows the backends by name. The engine calls it; each backend is imported, with its libraries, only when it is asked for."""
+"""The one place that knows the backends by name. The engine calls it; each backend is imported, with its libraries, only when it is asked for.
+
+Backends of other packages are found through their entry points in the group `edgeinfer.backends` (docs/backends.md): the name is what users ask for, the
+object is called with the model's path and a BackendOptions, and returns a Backend.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgeinfer.backends.base import Backend, BackendOptions
-from edgeinfer.core.errors import UnknownChoiceError
+from edgeinfer.backends.base import Backend, BackendOptions, Capabilities
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, UnknownChoiceError
 from edgeinfer.gguf.reader import GGUFFile
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 BACKENDS = ("numba", "llamacpp", "onnx")
-"""What people choose from. `fake` exists for tests."""
+"""What people choose from, beside the installed ones. `fake` exists for tests."""
+
+ENTRY_POINT_GROUP = "edgeinfer.backends"
+
+
+@dataclass(frozen=True)
+class InstalledBackend:
+    """A backend that another package brings. `origin` is that package with its version."""
+
+    name: str
+    origin: str
+    entry_point: EntryPoint
+
+
+def installed_backends() -> tuple[InstalledBackend, ...]:
+    """The backends of other packages, by name. Nothing of them is imported."""
+    from importlib.metadata import entry_points  # slow to import, and not needed by who runs a backend of ours
+
+    found = []
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        package = entry.dist
+        origin = f"{package.name} {package.version}" if package is not None else "an unknown package"
+        found.append(InstalledBackend(entry.name, origin, entry))
+    return tuple(sorted(found, key=lambda backend: (backend.name, backend.origin)))
+
+
+def name_problem(backend: InstalledBackend, installed: tuple[InstalledBackend, ...]) -> str | None:
+    """Why a backend cannot be had by its name: it is one of ours, which goes first, or that of another package as well. None: it can."""
+    if backend.name in (*BACKENDS, "fake"):
+        return f"is never used: {backend.name} is the name of a backend of edgeinfer itself"
+    others = [other.origin for other in installed if other.name == backend.name and other is not backend]
+    return f"clashes with the backend of the same name of {' and of '.join(others)}; uninstall all but one" if others else None
 
 
 def load_backend(
     name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None, file: GGUFFile | None = None
 ) -> Backend:
-    """Loads `model` on the backend `name`; raises UnknownChoiceError for an unknown one, BackendUnavailableError for a missing one, or the model's
-    own errors.
+    """Loads `model` on the backend `name`; raises UnknownChoiceError for an unknown one, BackendUnavailableError for a missing or broken one, or the
+    model's own errors.
 
     Also raises UnknownChoiceError for a profile of a backend that keeps none.
 
@@ -25,7 +65,7 @@ def load_backend(
     it: a backend of ours takes it over, so that a vocabulary is not read twice; for others it is closed.
     """
     if options.profile and name in BACKENDS and name != "numba":
-        raise UnknownChoiceError(f"the backend {name} does not time its operations; only numba can be profiled")
+        raise _no_profile(name)
     if name == "numba":
         from edgeinfer.backends.numba.backend import NumbaBackend
 
@@ -44,4 +84,58 @@ def load_backend(
         from edgeinfer.backends.fake import FakeBackend
 
         return FakeBackend.load(model, options)
-    raise UnknownChoiceError(f"there is no backend named {name!r}; choose one of {', '.join(BACKENDS)}")
+    return _load_installed(name, model, options)
+
+
+def _load_installed(name: str, model: Path, options: BackendOptions) -> Backend:
+    """A backend of another package. Whatever is wrong with it is told with the package's name, so that nobody looks for the fault here."""
+    installed = installed_backends()
+    matching = [backend for backend in installed if backend.name == name]
+    if not matching:
+        known = dict.fromkeys([*BACKENDS, *(backend.name for backend in installed)])
+        raise UnknownChoiceError(f"there is no backend named {name!r}; choose one of {', '.join(known)}")
+    chosen = matching[0]
+    problem = name_problem(chosen, installed)
+    if problem is not None:
+        raise BackendUnavailableError(f"the backend {name} of {chosen.origin} {problem}")
+    told = f"the backend {name} of {chosen.origin}"
+    try:
+        load = chosen.entry_point.load()
+    except Exception as error:  # whatever a package of others raises while it is imported
+        raise BackendUnavailableError(
+            f"{told} cannot be imported ({chosen.entry_point.value}: {type(error).__name__}: {error}); repair or uninstall that package"
+        ) from error
+    if not callable(load):
+        raise BackendUnavailableError(
+            f"{told} is broken: its entry point {chosen.entry_point.value} is {type(load).__name__}, but must be something to call with the path of a "
+            "model and a BackendOptions"
+        )
+    try:
+        backend: Backend = load(model, options)
+    except EdgeInferError:
+        raise
+    except Exception as error:
+        raise BackendUnavailableError(f"{told} could not load {model} ({type(error).__name__}: {error})") from error
+    _check_installed(backend, told)
+    if options.profile and not backend.capabilities.times_operations:
+        backend.close()
+        raise _no_profile(name)
+    return backend
+
+
+def _check_installed(backend: Backend, told: str) -> None:
+    """Raises BackendUnavailableError for an object that is no Backend, now rather than with the first request."""
+    capabilities = getattr(backend, "capabilities", None)
+    if not isinstance(capabilities, Capabilities):
+        raise BackendUnavailableError(f"{told} is broken: what it loads has {type(capabilities).__name__} for capabilities instead of Capabilities")
+    methods = ["step", "release", "close"]
+    methods += ["share_prefix"] if capabilities.kept_sequences else []
+    methods += ["take_profile"] if capabilities.times_operations else []
+    missing = [method for method in methods if not callable(getattr(backend, method, None))]
+    missing += [] if hasattr(backend, "memory_plan") else ["memory_plan"]
+    if missing:
+        raise BackendUnavailableError(f"{told} is broken: by its capabilities it has {', '.join(missing)}, but it has not")
+
+
+def _no_profile(name: str) -> UnknownChoiceError:
+    return UnknownChoiceError(f"the backend {name} does not time its operations; only numba can be profiled")

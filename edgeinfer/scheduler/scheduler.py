@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import Backend
+from edgeinfer.backends.base import Backend, PrefixSharingBackend
 from edgeinfer.core.errors import ContextLengthError, NonFiniteError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, SequenceTable, Step
 from edgeinfer.kvcache.blocks import PagePool
 from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
+from edgeinfer.scheduler.kept import KeptSequences
 from edgeinfer.scheduler.sequence import PageTable, Sequence
 
 _NONE, _LOGITS = int(OutputKind.NONE), int(OutputKind.LOGITS)  # NumPy converts members of an enumeration slowly
@@ -82,6 +84,9 @@ class Scheduler:
 
     Older sequences go before younger ones: when pages run out, the youngest is preempted and computed again later, which gives the same tokens. So
     the oldest always gets on, and because no sequence may be larger than the pool (see `context`), every sequence ends.
+
+    Over a backend that keeps its own cache and shares prefixes, sequences that have ended are kept for others to begin with, until their places are
+    needed: those go first that were least recently of use.
     """
 
     def __init__(self, backend: Backend, prefix_reuse: bool = True) -> None:
@@ -98,6 +103,9 @@ class Scheduler:
         page_sizes = {group.page_size for group in self._groups}
         # A hit must give the same bits as computing, and one hash chain serves all groups: both are conditions of reuse.
         self._reuses_prefixes = prefix_reuse and capabilities.uses_block_tables and capabilities.bit_exact_chunks and len(page_sizes) == 1
+        # Over a backend that keeps its own cache. It promises no bits across chunks, so a hit is as good as any other way to cut the prompt.
+        keeps = prefix_reuse and not capabilities.uses_block_tables and capabilities.kept_sequences > 0 and self._windows == (0,)
+        self._kept = KeptSequences(cast(PrefixSharingBackend, backend), self._pools[0], capabilities.kept_sequences) if keeps else None
         fitting = [self._group_context(pool, window) for pool, window in zip(self._pools, self._windows, strict=True)]
         self.context = min([capabilities.context, *fitting])
 
@@ -145,7 +153,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError if a page is lost, doubled or miscounted."""
         for index, pool in enumerate(self._pools):
-            pool.check([sequence.tables[index].held() for sequence in self._running])
+            pool.check([holder.tables[index].held() for holder in (*self._running, *(self._kept or ()))])
 
     # Admission -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -161,18 +169,35 @@ class Scheduler:
 
     def _take_first_pages(self, sequence: Sequence) -> bool:
         """Finds what of the sequence is in the cache already and makes sure that the rest has room; True if it may run."""
-        tables = tuple(PageTable(np.full(16, -1, dtype=np.int32)) for _ in self._pools)
-        matched = self._match(sequence, tables)
-        for index, pool in enumerate(self._pools):
-            promised = sum(self._missing_pages(index, other, other.tables[index]) for other in self._running)
-            if promised + self._missing_pages(index, sequence, tables[index]) > pool.available:
-                for other_pool, table in zip(self._pools, tables, strict=True):
-                    other_pool.release(table.clear())
+        donor = self._kept.find_donor(sequence, self._running) if self._kept is not None else None
+        while True:
+            tables = tuple(PageTable(np.full(16, -1, dtype=np.int32)) for _ in self._pools)
+            matched = self._match(sequence, tables)
+            if self._kept is not None and donor is not None:
+                self._kept.hold(donor, tables[0])
+                matched = donor.pages * self._pools[0].page_size
+            if self._fits(sequence, tables):
+                break
+            for pool, table in zip(self._pools, tables, strict=True):
+                pool.release(table.clear())
+            if not self._kept:
                 return False
+            self._kept.drop_one()
+            donor = None if self._kept.gone(donor) else donor
+        if self._kept is not None and donor is not None:
+            self._kept.share(donor, sequence)
         sequence.tables = tables
         sequence.computed = matched
         if sequence.cached_tokens is None:
             sequence.cached_tokens = matched
+        return True
+
+    def _fits(self, sequence: Sequence, tables: tuple[PageTable, ...]) -> bool:
+        """Whether the sequence has room beside what the running ones will still need."""
+        for index, pool in enumerate(self._pools):
+            promised = sum(self._missing_pages(index, other, other.tables[index]) for other in self._running)
+            if promised + self._missing_pages(index, sequence, tables[index]) > pool.available:
+                return False
         return True
 
     def _missing_pages(self, group: int, sequence: Sequence, table: PageTable) -> int:
@@ -230,6 +255,9 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, end: int, plan: StepPlan) -> bool:
         """Takes pages for the positions before `end`. Preempts younger sequences, if need be out of this very step; else the sequence itself."""
         while not self._has_room(sequence, end):
+            if self._kept:
+                self._kept.drop_one()
+                continue
             victims = [other for other in self._running if other is not sequence and other.consumer.paused]
             victims = victims or self._running[self._running.index(sequence) :]
             plan.remove(victims[-1])
@@ -303,13 +331,14 @@ class Scheduler:
                 pool.release(table.drop_before(first_needed_page(pool.page_size, window, sequence.computed)))
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
-        self._end(sequence)
+        self._end(sequence, failed=True)
         sequence.consumer.failed(error)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, failed: bool = False) -> None:
         if sequence in self._running:
             self._running.remove(sequence)
-            self._forget(sequence)
+            if failed or self._kept is None or not self._kept.keep(sequence):
+                self._forget(sequence)
         else:
             self._waiting.remove(sequence)
 

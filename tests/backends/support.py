@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import Backend
+from edgeinfer.backends.base import Backend, PrefixSharingBackend
 from edgeinfer.core.steps import OutputKind, SequenceTable, Step
 
 Logits = NDArray[np.float32]
@@ -17,12 +18,18 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens of a sequence from position `start` on; logits are wanted for the last `outputs` of them (None: all)."""
+    """Tokens of a sequence from position `start` on; outputs of `kind` are wanted for the last `outputs` of them (None: all).
+
+    `rope`: rope positions, where they are not the slots; `adapter`: that of all tokens.
+    """
 
     identifier: int
     start: int
     tokens: Sequence[int]
     outputs: int | None = None
+    kind: OutputKind = OutputKind.LOGITS
+    rope: Sequence[int] | None = None
+    adapter: int = 0
 
     @property
     def wanted(self) -> int:
@@ -40,27 +47,52 @@ class Driver:
         self._held: dict[int, list[list[int]]] = {}
 
     def run(self, *parts: Rows) -> list[Logits]:
-        """One step; per part float32[outputs, vocabulary] (copies)."""
-        token_ids, sequence, slots, outputs, tables = [], [], [], [], []
-        for index, part in enumerate(parts):
-            token_ids += list(part.tokens)
-            sequence += [index] * len(part.tokens)
-            slots += range(part.start, part.start + len(part.tokens))
-            outputs += [OutputKind.NONE] * (len(part.tokens) - part.wanted) + [OutputKind.LOGITS] * part.wanted
-            tables.append(SequenceTable(part.identifier, part.start, self._tables(part.identifier, part.start + len(part.tokens))))
-        positions = np.array(slots, dtype=np.int32)
-        flags = np.array(outputs, dtype=np.uint8)
-        step = Step(
-            np.array(token_ids, dtype=np.int32), np.array(sequence, dtype=np.int32), positions, positions.copy(),
-            np.zeros(len(slots), dtype=np.int32), flags, tuple(tables),
-        )  # fmt: skip
+        """One step; per part float32[outputs, vocabulary], or float32[outputs, width] of hidden states (copies)."""
+        step = self.step(*parts)
         result = self.backend.step(step)
-        assert result.rows.tolist() == np.flatnonzero(flags == OutputKind.LOGITS).tolist()
+        kinds = step.outputs
+        assert result.rows.tolist() == np.flatnonzero(kinds == OutputKind.LOGITS).tolist()
         assert result.logits.shape == (len(result.rows), self.backend.capabilities.vocabulary) and result.logits.dtype == np.float32
         if result.largest is not None:
             assert result.largest.tolist() == result.logits.argmax(axis=1).tolist()
-        ends = np.cumsum([part.wanted for part in parts])
-        return [result.logits[end - part.wanted : end].copy() for part, end in zip(parts, ends, strict=True)]
+        found: dict[OutputKind, Logits] = {OutputKind.LOGITS: result.logits}
+        if OutputKind.HIDDEN in kinds:
+            assert result.hidden is not None and result.hidden_rows is not None and result.hidden.dtype == np.float32
+            assert result.hidden_rows.tolist() == np.flatnonzero(kinds == OutputKind.HIDDEN).tolist() and len(result.hidden) == len(result.hidden_rows)
+            found[OutputKind.HIDDEN] = result.hidden
+        else:
+            assert result.hidden is None and result.hidden_rows is None
+        taken = dict.fromkeys(found, 0)
+        outputs = []
+        for part in parts:
+            first = taken[part.kind]
+            taken[part.kind] += part.wanted
+            outputs.append(found[part.kind][first : first + part.wanted].copy())
+        return outputs
+
+    def step(self, *parts: Rows) -> Step:
+        """The step record of some rows, with pages for them."""
+        token_ids, sequence, slots, rope, adapters, outputs, tables = [], [], [], [], [], [], []
+        for index, part in enumerate(parts):
+            positions = range(part.start, part.start + len(part.tokens))
+            token_ids += list(part.tokens)
+            sequence += [index] * len(part.tokens)
+            slots += positions
+            rope += list(positions if part.rope is None else part.rope)
+            adapters += [part.adapter] * len(part.tokens)
+            outputs += [OutputKind.NONE] * (len(part.tokens) - part.wanted) + [part.kind] * part.wanted
+            tables.append(SequenceTable(part.identifier, part.start, self._tables(part.identifier, part.start + len(part.tokens))))
+        fields = [np.array(field, dtype=np.int32) for field in (token_ids, sequence, slots, rope, adapters)]
+        return Step(*fields, np.array(outputs, dtype=np.uint8), tuple(tables))
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """The new sequence `target` begins with `length` positions of `source`: whole pages in both tables, or `share_prefix`."""
+        if self.backend.capabilities.uses_block_tables:
+            assert all(length % group.page_size == 0 for group in self.backend.capabilities.cache_groups)
+            groups = self.backend.capabilities.cache_groups
+            self._held[target] = [pages[: length // group.page_size] for group, pages in zip(groups, self._held[source], strict=True)]
+        else:
+            cast(PrefixSharingBackend, self.backend).share_prefix(source, target, length)
 
     def whole(self, identifier: int, tokens: Sequence[int], chunk: int = 64) -> Logits:
         """Logits of every position of a sequence, in chunks, and the sequence forgotten afterwards."""
@@ -70,8 +102,9 @@ class Driver:
 
     def release(self, *identifiers: int) -> None:
         for identifier in identifiers:
-            for free, pages in zip(self._free, self._held.pop(identifier), strict=True):
-                free += pages
+            for group, pages in enumerate(self._held.pop(identifier, [])):
+                shared = {page for held in self._held.values() for page in held[group]}
+                self._free[group] += [page for page in pages if page not in shared]
         self.backend.release(identifiers)
 
     def _tables(self, identifier: int, length: int) -> tuple[NDArray[np.int32], ...]:
