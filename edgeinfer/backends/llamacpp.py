@@ -197,7 +197,7 @@ class LlamaCppBackend:
         if not np.isfinite(logits).all() or not np.isfinite(hidden).all():
             raise NonFiniteError("llama.cpp computed an infinity or a NaN; a float32 cache (cache_type='f32') may help, or the file is damaged")
         if len(hidden_rows):
-            return StepOutputs(logits, logit_rows, hidden, hidden_rows)
+            return StepOutputs(logits, logit_rows, hidden=hidden, hidden_rows=hidden_rows)
         return StepOutputs(logits, logit_rows)
 
     def _decode(self, step: Step, slots: NDArray[np.int32], rows: slice) -> None:

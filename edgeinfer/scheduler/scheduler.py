@@ -69,7 +69,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """A snapshot for people and tests. Pages by cache group."""
+    """A snapshot for people and tests. Pages by cache group; used are those of running sequences, since all others go when their places are needed."""
 
     running: int
     waiting: int
@@ -120,9 +120,14 @@ class Scheduler:
             len(self._waiting),
             self._steps,
             self._preemptions,
-            {pool.name: pool.used for pool in self._pools},
+            {pool.name: self._used(index) for index, pool in enumerate(self._pools)},
             {pool.name: pool.pages for pool in self._pools},
         )
+
+    def _used(self, group: int) -> int:
+        if not self._kept:
+            return self._pools[group].used
+        return len({page for sequence in self._running for page in sequence.tables[group].held()})
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a sequence. Raises ContextLengthError for one that can never be computed."""

@@ -124,7 +124,9 @@ def _open_oracle(model: Path, options: VerifyOptions, chunk: int | None = None) 
     other logits for a token alone than for the same token in a prompt, and an error must be measured on those that it generates with."""
     from edgeinfer import Engine
 
-    return Engine.load(model, backend="llamacpp", context=_context(options), threads=options.threads, cache_type="f32", chunk=chunk)
+    return Engine.load(
+        model, backend="llamacpp", context=_context(options), threads=options.threads, cache_type="f32", chunk=chunk, prefix_reuse=False
+    )
 
 
 def _context(options: VerifyOptions) -> int:

@@ -76,7 +76,7 @@ class ClaimsHiddenStates(FakeBackend):
     def step(self, step: Step) -> StepOutputs:
         rows = np.flatnonzero(step.outputs == OutputKind.HIDDEN).astype(np.int32)
         found = super().step(step)
-        return StepOutputs(found.logits, found.rows, np.ones((len(rows), 64), np.float32), rows) if len(rows) else found
+        return StepOutputs(found.logits, found.rows, hidden=np.ones((len(rows), 64), np.float32), hidden_rows=rows) if len(rows) else found
 
 
 class ClaimsRopePositions(FakeBackend):

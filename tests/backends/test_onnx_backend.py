@@ -87,7 +87,7 @@ def test_slots_are_reused_from_the_front_and_their_memory_is_given_back() -> Non
     cache.release(8)
     assert all((array == 0).all() for _, array in cache.arrays(0, 3))
     assert cache.slot(11, 0) == 1
-    with pytest.raises(AssertionError, match="holds 0 tokens"):
+    with pytest.raises(InvalidRequestError, match="holds 0 tokens"):
         cache.slot(11, 5)
     cache.close()
 
@@ -108,7 +108,7 @@ def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_rope_positions_that_are_no_slots_are_refused(tmp_path: Path) -> None:
     backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf"), OPTIONS)
     step = _step([2])
-    with pytest.raises(UnsupportedModelError, match="rope positions"):
+    with pytest.raises(InvalidRequestError, match="rope positions"):
         backend.step(Step(**{**step.__dict__, "slots": np.arange(2, dtype=np.int32), "rope_positions": np.full(2, 5, np.int32)}))
     backend.close()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.backends.fake import FakeBackend
+from edgeinfer.core.errors import NonFiniteError
+from edgeinfer.core.steps import OutputKind, Step, StepOutputs
 from edgeinfer.scheduler import Scheduler, Sequence, Verdict
 
 
@@ -36,6 +40,54 @@ class Recorder:
 
     def failed(self, error: BaseException) -> None:
         self.error = error
+
+
+class OwnCacheBackend(FakeBackend):
+    """The fake backend with a cache of its own by sequence id, in cells that sequences may share; it notices cells and sequences that it has no room for.
+
+    A token of `poison` makes its step fail.
+    """
+
+    def __init__(self, options: BackendOptions, kept: int = 3, poison: int | None = None) -> None:
+        super().__init__(options)
+        self.capabilities = dataclasses.replace(self.capabilities, uses_block_tables=False, bit_exact_chunks=False, kept_sequences=kept)
+        self.cells: dict[int, list[list[int]]] = {}
+        self.shared = 0
+        self._poison = poison
+
+    def step(self, step: Step) -> StepOutputs:
+        for table in step.sequences:
+            cells = self.cells.setdefault(table.sequence_id, [])
+            assert len(cells) >= table.start, "positions are missing"
+            del cells[table.start :]
+        logits = []
+        for row, token in enumerate(step.token_ids.tolist()):
+            if token == self._poison:
+                raise NonFiniteError("poison")
+            cells = self.cells[step.sequences[step.sequence[row]].sequence_id]
+            cells.append([token])
+            if step.outputs[row] == OutputKind.LOGITS:
+                logits.append(np.zeros(self.capabilities.vocabulary, np.float32))
+                logits[-1][self._rule([cell[0] for cell in cells])] = 1
+        self.check_room()
+        rows = np.flatnonzero(step.outputs == OutputKind.LOGITS).astype(np.int32)
+        return StepOutputs(np.array(logits, np.float32).reshape(len(rows), self.capabilities.vocabulary), rows)
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        assert target not in self.cells and 0 < length <= len(self.cells[source])
+        self.cells[target] = self.cells[source][:length]
+        self.shared += length
+        self.check_room()
+
+    def release(self, sequence_ids: Items[int]) -> None:
+        super().release(sequence_ids)
+        for identifier in sequence_ids:
+            self.cells.pop(identifier, None)
+
+    def check_room(self) -> None:
+        group = self.capabilities.cache_groups[0]
+        assert len(self.cells) <= self.capabilities.maximum_sequences + self.capabilities.kept_sequences, "too many sequences"
+        assert len({id(cell) for cells in self.cells.values() for cell in cells}) <= group.pages * group.page_size, "too many cells"
 
 
 class Bench:

@@ -8,13 +8,14 @@ import random
 import pytest
 
 from edgeinfer.scheduler import Sequence
-from tests.scheduler.support import Bench, Recorder, alone
+from tests.scheduler.support import Bench, OwnCacheBackend, Recorder, alone
 
 SCENARIOS = round(20 * float(os.environ.get("EDGEINFER_FUZZ_SCALE", "1")))
 
 
-def _bench(chance: random.Random) -> Bench:
+def _bench(chance: random.Random, own_cache: bool) -> Bench:
     context = chance.choice([48, 100, 256])
+    kept = chance.choice([1, 2, 5])
     return Bench(
         context=context,
         chunk=chance.choice([1, 3, 16, 40, 64, 300]),
@@ -22,6 +23,7 @@ def _bench(chance: random.Random) -> Bench:
         cache_tokens=chance.choice([context, context + 16, 2 * context, None]),
         windows=chance.choice([(), (1,), (16,), (20, 50)]),
         prefix_reuse=chance.random() < 0.7,
+        backend=(lambda options: OwnCacheBackend(options, kept)) if own_cache else None,
     )
 
 
@@ -33,10 +35,11 @@ def _submit(bench: Bench, shared: list[int], chance: random.Random) -> tuple[lis
     return tokens, *bench.submit(tokens, chance.choice([0, chance.randint(1, len(shared) - length)]))
 
 
+@pytest.mark.parametrize("own_cache", [False, True], ids=["pages", "own_cache"])
 @pytest.mark.parametrize("seed", range(SCENARIOS))
-def test_random_traffic_gives_every_sequence_its_solo_answer(seed: int) -> None:
+def test_random_traffic_gives_every_sequence_its_solo_answer(seed: int, own_cache: bool) -> None:
     chance = random.Random(seed)
-    bench = _bench(chance)
+    bench = _bench(chance, own_cache)
     shared = chance.choices(range(512), k=bench.scheduler.context)
     to_come = chance.randint(1, 14)
     living: list[tuple[list[int], Sequence, Recorder]] = []

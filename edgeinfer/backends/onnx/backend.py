@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
 from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
 from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, make_plan, pages
@@ -97,8 +97,7 @@ class OnnxBackend:
         """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
         if self._closed:
             raise EngineClosedError("the onnx backend was closed")
-        if not np.array_equal(step.rope_positions, step.slots):
-            raise UnsupportedModelError("the onnx backend turns every token by its place in the cache; this step asks for other rope positions")
+        refuse_undeclared(step, self.capabilities)
         slots = np.array([self._cache.slot(table.sequence_id, table.start) for table in step.sequences])
         wanted = np.flatnonzero(step.outputs == OutputKind.LOGITS)
         order: list[NDArray[np.intp]] = []

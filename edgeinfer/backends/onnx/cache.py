@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.memory import Region
-from edgeinfer.core.errors import EdgeInferError
+from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
 from edgeinfer.model.program import CacheStore
 
 ELEMENT_BYTES = 4
@@ -53,7 +53,7 @@ class SlotCache:
         slot = self._slot_of[sequence_id]
         held = self._lengths.get(slot, 0)
         if held < start:
-            raise AssertionError(f"a step starts at position {start} of a sequence of which the onnx backend holds {held} tokens")
+            raise InvalidRequestError(f"a step starts at position {start} of a sequence of which the onnx backend holds {held} tokens")
         return slot
 
     def filled(self, slot: int, length: int) -> None:
