@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from edgeinfer.core.host import UsableCores
 
 LIBRARIES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "typer", "rich", "llama-cpp-python", "onnxruntime", "huggingface_hub")
-PROBES = {"llamacpp": "llama_cpp", "onnx": "onnxruntime"}
 NOTABLE_FLAGS = (
     "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "gfni", "avx_vnni", "asimd", "asimddp",
     "i8mm",
@@ -69,7 +68,7 @@ def examine() -> dict[str, dict[str, Any]]:
         },
         "folders": {"home": describe_home(), "compiled kernels": str(kernel_cache_path() or "in memory only")},
         "libraries": {name: library_version(name) for name in LIBRARIES},
-        "optional backends": {name: probe(module) for name, module in PROBES.items()},
+        "backends": {"numba": numba_finding(level, reason), **{name: find() for name, find in PROBES.items()}, **installed_findings()},
         "environment": {variable.name: env.value(variable.name) or f"not set ({variable.default}); {variable.purpose}" for variable in env.VARIABLES},
     }
 
@@ -116,3 +115,39 @@ def probe(module: str) -> str:
 
     problem = import_problem(module)
     return "works" if problem is None else problem if problem == "not installed" else f"does not work: {problem}"
+
+
+def numba_finding(level: str, reason: str) -> str:
+    return f"does not work: {reason}" if level == "none" else f"works, with kernels for {level}"
+
+
+def llamacpp_finding() -> str:
+    """Version and build flags, or why there is none."""
+    from edgeinfer.backends.llamacpp_library import describe_library
+    from edgeinfer.core.errors import BackendUnavailableError
+
+    try:
+        return f"works: {describe_library()}"
+    except BackendUnavailableError as error:
+        return f"does not work: {error}"
+
+
+def installed_findings() -> dict[str, str]:
+    """The backends of other packages, tried in processes of their own."""
+    from edgeinfer.backends.load import installed_backends, name_problem
+    from edgeinfer.core.foreign import import_problem
+
+    installed = installed_backends()
+    found = {}
+    for backend in installed:
+        entry = backend.entry_point
+        problem = name_problem(backend, installed)
+        if problem is None:
+            trouble = import_problem(entry.module)
+            problem = f"works ({entry.value})" if trouble is None else f"does not work: {trouble} ({entry.value})"
+        found[f"{backend.name}, of {backend.origin}"] = problem
+    return found
+
+
+PROBES: dict[str, Callable[[], str]] = {"llamacpp": llamacpp_finding, "onnx": lambda: probe("onnxruntime")}
+"""What tries the optional backends of ours."""

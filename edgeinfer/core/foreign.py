@@ -21,8 +21,11 @@ def import_problem(module: str) -> str | None:
     """
     if module in sys.modules:
         return None
-    if importlib.util.find_spec(module) is None:
-        return "not installed"
+    try:
+        if importlib.util.find_spec(module) is None:
+            return "not installed"
+    except ImportError as error:  # of the package that the module is in
+        return f"{type(error).__name__}: {error}"
     # -P: the child must not find what lies in the current folder, unless this process would find it there as well
     command = [sys.executable, "-P", "-c", f"import {module}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.curdir for entry in sys.path)}

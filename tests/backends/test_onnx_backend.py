@@ -18,7 +18,7 @@ from edgeinfer.backends.load import load_backend
 from edgeinfer.backends.onnx import library
 from edgeinfer.backends.onnx.backend import OnnxBackend, _runs
 from edgeinfer.backends.onnx.cache import SlotCache
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError, UnsupportedModelError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError
 from edgeinfer.core.steps import SequenceTable, Step
 from edgeinfer.model.program import CacheStore
 from tests.backends.onnx_graphs import distance, reference

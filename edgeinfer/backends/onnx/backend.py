@@ -19,7 +19,7 @@ from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
 from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, make_plan, pages
 from edgeinfer.backends.onnx.session import make_session
-from edgeinfer.core.errors import EngineClosedError, InvalidRequestError, NonFiniteError, UnsupportedModelError
+from edgeinfer.core.errors import EngineClosedError, InvalidRequestError, NonFiniteError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
