@@ -35,7 +35,7 @@ from edgeinfer.verify.corpus import running_text
 LENGTH, SHORT = 520, 136  # tokens of the long run, and of the one beside seven others
 ROWS = 32  # logits kept: before SHORT, and before LENGTH
 CHUNKS, CHUNKS_TOGETHER, BATCH = (1, 7, 64, 512), (1, 7, 64), 8
-TESTS = ("tests/kernels/test_golden_bits.py", "tests/executor/test_run.py", "tests/simd", "tests/backends/test_numba.py")
+TESTS = ("tests/kernels/test_golden_bits.py", "tests/executor/test_run.py", "tests/simd", "tests/backends/test_numba.py", "tests/backends/test_same_bits.py")
 
 
 def step(backend: Backend, sequences: list[list[int]], start: int, end: int, context: int) -> np.ndarray:
