@@ -165,6 +165,8 @@ def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str
                 raise BackendUnavailableError(f"the machine's limits cannot be measured ({error}); --no-roofline leaves them out") from error
         engines = {engine: _engine_result(team, options) for engine, team in teams.items()}
         samples = _measure(teams, engines, limits, options, vocabulary, progress)
+        for engine, team in teams.items():
+            engines[engine].settings = team.settings_text(options.measurements)  # a long prompt may have made it fall back
         roofline = RooflineResult(samples, limits.description["buffer_bytes"], limits.description["level"]) if limits is not None else None
     finally:
         for team in teams.values():
@@ -220,14 +222,16 @@ def _measure_one(
     if measurement.name in found.skipped:
         return
     before = _sample(limits, measurement.kind)
-    try:
-        seconds = float(_ask(team.child(measurement), measurement, vocabulary, turn)["seconds"])
-    except EdgeInferError as error:
-        if turn > 0 or found.engine == OURS:
-            raise
-        found.skipped[measurement.name] = str(error)
-        team.forget(measurement)
-        return
+    seconds = None
+    while seconds is None:
+        try:
+            seconds = float(_ask(team.child(measurement), measurement, vocabulary, turn)["seconds"])
+        except EdgeInferError as error:
+            if turn > 0 or found.engine == OURS:
+                raise
+            if not team.fall_back(measurement):
+                found.skipped[measurement.name] = str(error)
+                return
     time.sleep(_SETTLE_SECONDS)
     if turn == 0:
         return

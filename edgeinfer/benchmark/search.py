@@ -18,6 +18,8 @@ LONGEST_SEARCHED_PROMPT = 2048
 LONGEST_SEARCHED_DECODE = 32
 _PAIRS = 3  # times that a value of a switch is measured beside the best so far, in turns; the quicker of each counts
 _CLEAR = 1.15  # a first pair that differs by more decides
+_LONG_SECONDS = 3.0  # so does one that takes longer: it averages by itself
+_WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Team:
         self.engine = engine
         self.chosen: dict[str, Settings] = {}
         self.trials: list[Trial] = []
+        self._ranked: dict[str, list[Settings]] = {}  # by measurement, what is left of what worked, the quickest first
         self._open_child = open_child
         self._children: dict[_Place, Child] = {}
         self.description = self._child(first_settings(engine), 1).description
@@ -53,12 +56,17 @@ class Team:
         """The process that runs a measurement. Raises BackendUnavailableError when it cannot be started."""
         return self._child(self.chosen.get(measurement.name, first_settings(self.engine)), measurement.sequences)
 
-    def forget(self, measurement: Measurement) -> None:
-        """Ends the process that failed in a measurement; others that used it get a new one."""
+    def fall_back(self, measurement: Measurement) -> bool:
+        """After a failure: ends the process, and takes the next best settings that the search found. False: there are none left."""
         settings = self.chosen.get(measurement.name, first_settings(self.engine))
         gone = self._children.pop(self._place(settings, measurement.sequences), None)
         if gone is not None:
             gone.close()
+        ranked = self._ranked.get(measurement.name, [])
+        if ranked:
+            self.chosen[measurement.name] = ranked.pop(0)
+            return True
+        return False
 
     def settings_text(self, measurements: Mapping[str, Measurement]) -> str:
         """The settings in use, by measurement where they differ, and a line about the build."""
@@ -74,18 +82,20 @@ class Team:
         Long prompts are searched at 2,048 tokens. Settings with which the engine fails are noted and left out; a measurement for which all fail keeps the
         first ones, and will say so itself. Processes that nothing uses are ended.
         """
-        searched: dict[Measurement, Settings] = {}
+        searched: dict[Measurement, list[Settings]] = {}
         for name, measurement in measurements.items():
             longest = LONGEST_SEARCHED_PROMPT if measurement.kind == PREFILL else LONGEST_SEARCHED_DECODE
             short = replace(measurement, tokens=min(measurement.tokens, longest))
             if short not in searched:
                 searched[short] = self._search_one(short, ask)
-            self.chosen[name] = searched[short]
+            self._ranked[name] = list(searched[short])
+            self.chosen[name] = self._ranked[name].pop(0)
         used = {self._place(self.chosen[name], measurement.sequences) for name, measurement in measurements.items()}
         for place in [place for place in self._children if place not in used]:
             self._children.pop(place).close()
 
-    def _search_one(self, measurement: Measurement, ask: Callable[[Child, Measurement, int], float]) -> Settings:
+    def _search_one(self, measurement: Measurement, ask: Callable[[Child, Measurement, int], float]) -> list[Settings]:
+        """All settings with which the measurement worked, the best one first; the first settings where none did."""
         best = first_settings(self.engine)
         turns = iter(range(256, 512))  # prompts that no round uses
         failed: dict[_Place, str] = {}
@@ -97,7 +107,7 @@ class Team:
                 try:
                     child = self._child(settings, measurement.sequences)
                     if place not in quickest:
-                        ask(child, measurement, next(turns))  # warms up
+                        ask(child, replace(measurement, tokens=min(measurement.tokens, _WARM_UP_TOKENS)), next(turns))
                     found = ask(child, measurement, next(turns))
                     quickest[place] = min(found, quickest.get(place, math.inf))
                     return found
@@ -114,7 +124,8 @@ class Team:
                 theirs = mine = math.inf
                 for pair in range(_PAIRS):
                     mine, theirs = min(mine, seconds(best)), min(theirs, seconds(other))
-                    if pair == 0 and (math.isinf(max(mine, theirs)) or max(mine, theirs) > _CLEAR * min(mine, theirs)):
+                    quick, slow = sorted((mine, theirs))
+                    if pair == 0 and (slow > _CLEAR * quick or slow > _LONG_SECONDS):
                         break
                 if theirs < mine:
                     best = other
@@ -123,7 +134,9 @@ class Team:
                 self.trials.append(Trial(measurement.name, dict(place.settings), tokens_per_second=measurement.total_tokens / found))
         for place, reason in failed.items():
             self.trials.append(Trial(measurement.name, dict(place.settings), failure=reason))
-        return best
+        worked = sorted((place for place in quickest if place not in failed), key=lambda place: quickest[place])
+        ranked: list[Settings] = [dict(place.settings) for place in worked]
+        return [best, *(settings for settings in ranked if settings != best)]
 
     def close(self) -> None:
         """Ends all processes."""

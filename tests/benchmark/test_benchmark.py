@@ -234,8 +234,9 @@ for line in sys.stdin:
         speed = {speed}
         if {fault == "settings"!r}:
             speed *= 1 + (command == "decode") * (not settings["flash_attention"]) + (command == "prefill") * (settings["batch"] == 128)
-            if not settings["repack"]:
+            if not settings["repack"] or (len(prompts[0]) > 4000 and settings["batch"] == 2048):
                 sys.exit(5)
+            speed *= 1 + 9 * (settings["batch"] == 2048 and len(prompts[0]) > 1000)
         tokens = sum(len(prompt) for prompt in prompts) + len(prompts) * request.get("count", 0)
         print(json.dumps({{"seconds": tokens / speed}}), flush=True)
 """
@@ -295,6 +296,15 @@ def test_each_measurement_gets_the_settings_that_make_the_peer_fastest(tmp_path:
     assert record["chosen"]["prefill 512"]["batch"] == 128 and {"prefill 512", "decode 32"} == {trial["measurement"] for trial in record["searched"]}
     unsearched = run_benchmark(model, replace(options, search=False)).runs[0]
     assert unsearched.speed("llamacpp", "prefill 512") == pytest.approx(500)
+
+
+def test_settings_that_fail_with_the_whole_prompt_give_way_to_the_next_best(tmp_path: Path, model: Path) -> None:
+    interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 5000.0, fault="settings")}
+    options = BenchmarkOptions(threads=(1,), prompt_lengths=(8192,), batch_sizes=(), rounds=1, interpreters=interpreters, roofline=False)
+    peer = run_benchmark(model, options).runs[0].engines["llamacpp"]
+    assert max(peer.trials, key=lambda trial: trial.tokens_per_second).settings["batch"] == 2048
+    assert peer.chosen["prefill 8192"] == {"flash_attention": True, "repack": True, "batch": 128} and "batch 128" in peer.settings
+    assert len(peer.seconds["prefill 8192"]) == 1
 
 
 def test_long_batches_are_tried_for_long_prompts_alone() -> None:
