@@ -140,7 +140,10 @@ def test_the_twin_is_close_to_float64(format_name: str) -> None:
         assert whole.max() < 2e-3, whole.max()
 
 
-INSTRUCTIONS = {"x86_avx512vnni": "vpdpbusd", "x86_avx2": "vpmaddubsw", "arm_i8mm": "sdot", "arm_dotprod": "sdot", "arm_neon": "smull"}
+INSTRUCTIONS = {
+    "x86_avx512vnni": "vpdpbusd", "x86_cascadelake": "vpdpbusd", "x86_avxvnni": "vpdpbusd", "x86_avx2": "vpmaddubsw", "arm_i8mm": "sdot",
+    "arm_dotprod": "sdot", "arm_neon": "smull",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("level", sorted(INSTRUCTIONS))
