@@ -16,7 +16,7 @@ from kernels_numba.formats import Format
 from kernels_numba.formats.nibbles import half_bytes, half_column, reciprocal, signed_scale
 from kernels_numba.layouts import PackedLayout
 from kernels_numba.layouts.nibbles import pack_half, unpack_nibbles
-from kernels_numba.simd.function import kernel_function
+from kernels_numba.simd.function import Constant, kernel_function
 
 _NIBBLE_SHIFT = np.array([0, 4], dtype=np.uint8).reshape(1, 1, 2, 1)
 _PAIR_SHIFT = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
@@ -64,10 +64,10 @@ def upper_pair(simd: Any, pairs: Any, pair: int) -> Any:
 
 
 @kernel_function
-def unpack(simd: Any, data: int) -> Any:
+def unpack(simd: Any, data: int, width: Constant) -> Any:
     low = simd.load_i8x64(data)
     high = simd.load_i8x64(data + 64)
-    a, b, c, d, e, f, g, h = unpack_nibbles(simd, data + 128)
+    a, b, c, d, e, f, g, h = unpack_nibbles(simd, data + 128, width)
     return (
         a | upper_pair(simd, low, 0), b | upper_pair(simd, low, 1), c | upper_pair(simd, low, 2), d | upper_pair(simd, low, 3),
         e | upper_pair(simd, high, 0), f | upper_pair(simd, high, 1), g | upper_pair(simd, high, 2), h | upper_pair(simd, high, 3),

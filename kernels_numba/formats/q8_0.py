@@ -11,7 +11,7 @@ from kernels_numba.formats import Format
 from kernels_numba.formats.nibbles import half_bytes, half_column, reciprocal
 from kernels_numba.layouts import PackedLayout
 from kernels_numba.layouts.nibbles import half_scale, pack_half, pack_words
-from kernels_numba.simd.function import kernel_function
+from kernels_numba.simd.function import Constant, kernel_function
 
 
 def decode(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -35,7 +35,7 @@ FORMAT = Format(
 
 
 @kernel_function
-def unpack(simd: Any, data: int) -> Any:
+def unpack(simd: Any, data: int, width: Constant) -> Any:
     """Codes are kept as value + 128."""
     return (
         simd.load_i8x64(data), simd.load_i8x64(data + 64), simd.load_i8x64(data + 128), simd.load_i8x64(data + 192),

@@ -26,9 +26,10 @@ GROUP = 32
 class PackedLayout:
     """What a format's file says about its packed form.
 
-    unpack(simd, data) -> 8 code vectors, bytes 0..255 · scale(simd, header, slot) -> float32x16 of a group (of the whole record with `sub_scales`) ·
-    minimum(simd, header, slot) -> float32x16 that is added to each element, if `has_minimum` · low_scale, high_scale(simd, header, slot) -> int32x16 that
-    multiply columns 0-15 and 16-31, if `sub_scales` · pack(simd, block, record, slot, lane) writes one block of the file, of row `lane` of the tile.
+    unpack(simd, data, width) -> 8 code vectors, bytes 0..255, for a tile of `width` tokens · scale(simd, header, slot) -> float32x16 of a group (of the
+    whole record with `sub_scales`) · minimum(simd, header, slot) -> float32x16 that is added to each element, if `has_minimum` · low_scale,
+    high_scale(simd, header, slot) -> int32x16 that multiply columns 0-15 and 16-31, if `sub_scales` · pack(simd, block, record, slot, lane) writes one
+    block of the file, of row `lane` of the tile.
     A code stands for code - 2 ** zero_shift, or for itself where `zero_shift` is 0.
     """
 

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels_numba.simd.function import kernel_function
+from kernels_numba.simd.function import Constant, kernel_function
 
 
 @kernel_function
-def unpack_nibbles(simd: Any, data: int) -> Any:
+def upper_nibbles(simd: Any, codes: Any, width: Constant) -> Any:
+    """The upper four bits of every byte.
+
+    Where LLVM has vgf2p8affineqb, a shift of bytes with its mask is one instruction, but takes the place of a multiplication: right for one token, for
+    which unpacking is most of the work, and wrong for a tile of many.
+    """
+    if width == 1:
+        return (codes >> 4) & simd.splat_i8(15)
+    return simd.as_i8x64(simd.as_i32x16(codes) >> 4) & simd.splat_i8(15)
+
+
+@kernel_function
+def unpack_nibbles(simd: Any, data: int, width: Constant) -> Any:
     """256 bytes -> 8 code vectors of 0..15."""
     mask = simd.splat_i8(15)
     a = simd.load_i8x64(data)
     b = simd.load_i8x64(data + 64)
     c = simd.load_i8x64(data + 128)
     d = simd.load_i8x64(data + 192)
-    # shifts of words, because the shift of bytes that LLVM has (vgf2p8affineqb) takes the place of a multiplication
-    e, f, g, h = simd.as_i32x16(a) >> 4, simd.as_i32x16(b) >> 4, simd.as_i32x16(c) >> 4, simd.as_i32x16(d) >> 4
     return (
         a & mask, b & mask, c & mask, d & mask,
-        simd.as_i8x64(e) & mask, simd.as_i8x64(f) & mask, simd.as_i8x64(g) & mask, simd.as_i8x64(h) & mask,
+        upper_nibbles(simd, a, width), upper_nibbles(simd, b, width), upper_nibbles(simd, c, width), upper_nibbles(simd, d, width),
     )  # fmt: skip
 
 
@@ -34,10 +44,10 @@ def upper_bit(simd: Any, bits: Any, shift: int) -> Any:
 
 
 @kernel_function
-def unpack_five_bits(simd: Any, data: int) -> Any:
+def unpack_five_bits(simd: Any, data: int, width: Constant) -> Any:
     """64 bytes of upper bits (bit v of byte 4 * row + i: column 4 * v + i), then 256 bytes of nibbles -> 8 code vectors of 0..31."""
     bits = simd.load_i8x64(data)
-    a, b, c, d, e, f, g, h = unpack_nibbles(simd, data + 64)
+    a, b, c, d, e, f, g, h = unpack_nibbles(simd, data + 64, width)
     return (
         a | upper_bit(simd, bits, 0), b | upper_bit(simd, bits, 1), c | upper_bit(simd, bits, 2), d | upper_bit(simd, bits, 3),
         e | upper_bit(simd, bits, 4), f | upper_bit(simd, bits, 5), g | upper_bit(simd, bits, 6), h | upper_bit(simd, bits, 7),

@@ -52,7 +52,7 @@ def element_with_sub_scales(simd: Any, format: Any, record: int, slot: int, scra
 @kernel_function
 def decode_group(simd: Any, format: Any, record: int, slot: int, lane: int, factor: Any, scratch: int, output: int) -> None:
     """32 elements of row `lane`, times `factor`."""
-    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
+    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, 1)
     simd.tile_store_codes(codes, scratch)
     format.element(simd, format, record, slot, scratch)
     minimum = simd.load_f32(scratch + 640 + 4 * lane)

@@ -37,7 +37,7 @@ PREFETCH_BYTES = 4096
 @kernel_function
 def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """The tile after one group of 32 columns, for formats of scale * code."""
-    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
+    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, width)
     return simd.tile_accumulate(tile, codes, block, width, first, stride, format.zero_shift, format.scale(simd, record, slot))
 
 
@@ -51,7 +51,7 @@ def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int,
 @kernel_function
 def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """For formats whose groups have two halves with integer scales of their own."""
-    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes)
+    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, width)
     scale = format.scale(simd, record, slot)
     low = format.low_scale(simd, record, slot)
     return simd.tile_accumulate_sub_scales(tile, codes, block, width, first, stride, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
