@@ -53,6 +53,11 @@ def name_problem(backend: InstalledBackend, installed: tuple[InstalledBackend, .
     return f"clashes with the backend of the same name of {' and of '.join(others)}; uninstall all but one" if others else None
 
 
+def known_backends() -> tuple[str, ...]:
+    """The names that people may choose from."""
+    return tuple(dict.fromkeys([*BACKENDS, *(backend.name for backend in installed_backends())]))
+
+
 def load_backend(
     name: str, model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None = None, file: GGUFFile | None = None
 ) -> Backend:
@@ -92,8 +97,7 @@ def _load_installed(name: str, model: Path, options: BackendOptions) -> Backend:
     installed = installed_backends()
     matching = [backend for backend in installed if backend.name == name]
     if not matching:
-        known = dict.fromkeys([*BACKENDS, *(backend.name for backend in installed)])
-        raise UnknownChoiceError(f"there is no backend named {name!r}; choose one of {', '.join(known)}")
+        raise UnknownChoiceError(f"there is no backend named {name!r}; choose one of {', '.join(known_backends())}")
     chosen = matching[0]
     problem = name_problem(chosen, installed)
     if problem is not None:

@@ -26,9 +26,8 @@ STARTS = {
     "llamacpp": ("llama", "start_llamacpp"),
     "ik_llamacpp": ("llama", "start_ik_llamacpp"),
     "openvino": ("openvino", "OpenVinoRunner"),
-    "onnx": ("ours", "OnnxRunner"),
 }
-"""Engine -> the module of `peers` and what starts it there."""
+"""Engine -> the module of `peers` and what starts it there. Ours on another backend, `edgeinfer-BACKEND`, starts like ours."""
 
 
 def _mappings(model: str) -> list[tuple[int, int, int]]:
@@ -72,11 +71,12 @@ def memory() -> dict[str, int]:
 
 def load_runner(fields: dict[str, Any]) -> Runner:
     """The engine of a start, with the model loaded. Raises RuntimeError for an engine that there is not; libraries raise what they like."""
-    if fields["engine"] not in STARTS:
-        raise RuntimeError(f"there is no engine named {fields['engine']!r}")
+    engine = "edgeinfer" if fields["engine"].startswith("edgeinfer-") else fields["engine"]
+    if engine not in STARTS:
+        raise RuntimeError(f"there is no engine named {engine!r}")
     from edgeinfer.benchmark.peers.runner import Start
 
-    module, name = STARTS[fields["engine"]]
+    module, name = STARTS[engine]
     runner: Runner = getattr(import_module(f"edgeinfer.benchmark.peers.{module}"), name)(Start(**fields))
     return runner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgeinfer.benchmark.results import OURS, PREFILL, BenchmarkResult, StepProfile, ThreadsResult
+from edgeinfer.benchmark.results import PREFILL, BenchmarkResult, StepProfile, ThreadsResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_result(result: BenchmarkResult, console: Console) -> None:
-    """For each number of threads: the engines, the machine's limits, speeds with their share of the limit, our ratio to each peer, and memory."""
+    """For each number of threads: the engines, the machine's limits, speeds with their share of the limit, our ratio to each peer, memory and loading."""
     for run in result.runs:
         _print_run(result, run, console)
     load = result.machine.get("load_average")
@@ -73,7 +73,7 @@ def _speeds(title: str, run: ThreadsResult) -> Table:
     table.add_column("of", no_wrap=True)
     for name, measurement in run.measurements.items():
         cells = [_speed(run, engine, name) for engine in run.engines]
-        ratios = [f"{run.ratio(peer, name):.2f} x" if run.has(peer, name) else "-" for peer in run.peers()]
+        ratios = [f"{run.ratio(peer, name):.2f} x" if run.comparable(peer, name) else "-" for peer in run.peers()]
         limit = ("int8 peak" if measurement.kind == PREFILL else "read bandwidth") if run.roofline is not None else ""
         table.add_row(name, *cells, *ratios, limit)
     for name, measurement in run.measurements.items():
@@ -91,14 +91,14 @@ def _speed(run: ThreadsResult, engine: str, name: str) -> str:
 
 
 def _memory(run: ThreadsResult) -> Table:
-    table = _table("memory in MB: private at its peak, and the file pages (code, weights) that answering reads")
-    for column in ("engine", "private", "file pages", "together", "to ours", "peak resident size"):
+    table = _table("memory in MB: private at its peak, and the file pages (code, weights) that answering reads; seconds to import and load")
+    for column in ("engine", "private", "file pages", "together", "to ours", "peak resident size", "loading"):
         table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
-    ours = run.engines[OURS].memory.peak
+    ours = run.engines[run.base].memory.peak
     for engine, found in run.engines.items():
         memory = found.memory
         figures = [f"{size / 1e6:,.0f}" for size in (memory.private_peak, memory.file_pages, memory.peak)]
-        table.add_row(engine, *figures, f"{memory.peak / ours:.2f} x" if ours else "-", f"{memory.resident_peak / 1e6:,.0f}")
+        table.add_row(engine, *figures, f"{memory.peak / ours:.2f} x" if ours else "-", f"{memory.resident_peak / 1e6:,.0f}", f"{found.load_seconds:.2f} s")
     return table
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgeinfer.benchmark.memory import PrivateMemory
 from edgeinfer.benchmark.peers.runner import Start
-from edgeinfer.benchmark.results import ONNX, OURS
+from edgeinfer.benchmark.results import backend_of
 from edgeinfer.benchmark.roofline import ROOFLINE
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError
 
@@ -28,7 +28,7 @@ class Child:
         script = Path(__file__).with_name("child.py")
         arguments = [json.dumps(asdict(start))]
         environment = dict(os.environ)
-        if engine in (OURS, ONNX, ROOFLINE):  # by module, so that it is this very package whatever the working folder is
+        if engine == ROOFLINE or backend_of(engine) is not None:  # by module, so that it is this very package whatever the working folder is
             module = "edgeinfer.benchmark.roofline" if engine == ROOFLINE else "edgeinfer.benchmark.child"
             command = [interpreter, "-m", module, *arguments]
             root = str(script.parent.parent.parent)

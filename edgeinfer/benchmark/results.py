@@ -19,9 +19,21 @@ from edgeinfer.core import host
 from edgeinfer.core.errors import EdgeInferError
 
 OURS = "edgeinfer"
-ONNX = "onnx"  # our engine on another backend
+"""Our engine on the backend numba. On another backend it is called `edgeinfer-BACKEND`: see `engine_on`."""
 
 PREFILL, DECODE = "prefill", "decode"
+
+
+def engine_on(backend: str) -> str:
+    """The name of our engine on a backend: edgeinfer, edgeinfer-onnx."""
+    return OURS if backend == "numba" else f"{OURS}-{backend}"
+
+
+def backend_of(engine: str) -> str | None:
+    """The backend that our engine of this name runs on; None for a peer."""
+    if engine == OURS:
+        return "numba"
+    return engine.removeprefix(f"{OURS}-") if engine.startswith(f"{OURS}-") else None
 
 
 @dataclass(frozen=True)
@@ -242,12 +254,21 @@ class ThreadsResult:
     roofline: RooflineResult | None = None
     profiles: Sequence[StepProfile] = ()
 
+    @property
+    def base(self) -> str:
+        """The engine that all others are compared with: ours on numba, or else on the first backend that was asked for."""
+        return OURS if OURS in self.engines else next(iter(self.engines))
+
     def peers(self) -> list[str]:
-        """The engines that ran beside ours."""
-        return [engine for engine in self.engines if engine != OURS]
+        """The engines that ran beside it: peers, and ours on other backends."""
+        return [engine for engine in self.engines if engine != self.base]
 
     def has(self, engine: str, measurement: str) -> bool:
         return bool(self.engines[engine].seconds.get(measurement))
+
+    def comparable(self, peer: str, measurement: str) -> bool:
+        """Whether there is a ratio: both were measured."""
+        return self.has(peer, measurement) and self.has(self.base, measurement)
 
     def speed(self, engine: str, measurement: str) -> float:
         """Median tokens a second over the rounds, of all sequences together."""
@@ -259,8 +280,8 @@ class ThreadsResult:
         return statistics.median(self.engines[engine].seconds[measurement])
 
     def ratio(self, peer: str, measurement: str) -> float:
-        """The median over the rounds of our speed over the peer's in the same round: above 1 we are faster."""
-        ours, theirs = (self.engines[engine].seconds[measurement] for engine in (OURS, peer))
+        """The median over the rounds of our speed over the peer's in the same round: above 1 we are faster. "Ours" is that of `base`."""
+        ours, theirs = (self.engines[engine].seconds[measurement] for engine in (self.base, peer))
         return statistics.median(their / our for our, their in zip(ours, theirs, strict=True))
 
     def rate(self, engine: str, measurement: str) -> float:
@@ -290,7 +311,7 @@ class ThreadsResult:
             "threads": self.threads,
             "roofline": self.roofline.to_json() if self.roofline is not None else None,
             "engines": {name: self._engine_json(name) for name in self.engines},
-            "ratios": {peer: {name: round(self.ratio(peer, name), 3) for name in self.measurements if self.has(peer, name)} for peer in self.peers()},
+            "ratios": {peer: {name: round(self.ratio(peer, name), 3) for name in self.measurements if self.comparable(peer, name)} for peer in self.peers()},
             "missing": dict(self.missing),
             "profiles": {profile.kind: profile.to_json() for profile in self.profiles},
         }

@@ -28,6 +28,7 @@ from edgeinfer.benchmark.results import (
     RooflineSample,
     ThreadsResult,
     Work,
+    engine_on,
 )
 from edgeinfer.benchmark.roofline import ROOFLINE, roofline_between
 from edgeinfer.benchmark.search import Team
@@ -54,6 +55,7 @@ class BenchmarkOptions:
     batch_sizes: tuple[int, ...] = (1,)  # sequences that decode together
     rounds: int = 5
     peers: tuple[str, ...] = ("llamacpp",)
+    backends: tuple[str, ...] = ("numba",)  # of our engine; the first must run
     interpreters: Mapping[str, str] = field(default_factory=dict)
     roofline: bool = True  # measure the machine's limits beside each engine
     search: bool = True  # look for each peer's fastest settings first
@@ -69,6 +71,8 @@ class BenchmarkOptions:
             raise InvalidRequestError("there are neither prompt lengths nor batch sizes, so nothing to measure; give at least one")
         if max(self.batch_sizes, default=1) > MAXIMUM_BATCH:
             raise InvalidRequestError(f"batch sizes are {list(self.batch_sizes)}; at most {MAXIMUM_BATCH} sequences decode together")
+        if not self.backends:
+            raise InvalidRequestError("no backend was named; give at least one, such as numba")
         unknown = [peer for peer in self.peers if peer not in PEERS]
         if unknown:
             raise InvalidRequestError(f"there is no peer named {unknown[0]!r}; choose from {', '.join(PEERS)}")
@@ -144,18 +148,19 @@ def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str
     missing: dict[str, str] = {}
     limits: Child | None = None
     try:
-        for engine in (OURS, *options.peers):
+        ours = [engine_on(backend) for backend in options.backends]
+        for engine in (*ours, *options.peers):
             progress(f"loading {engine}")
             try:
                 teams[engine] = Team(engine, _opener(engine, model, options, threads))
             except BackendUnavailableError as error:
-                if engine == OURS:
+                if engine == ours[0]:
                     raise
                 missing[engine] = str(error)
         vocabulary = min(team.description["vocabulary"] for team in teams.values() if team.description["vocabulary"])
         if options.search:
             for engine, team in teams.items():
-                if engine != OURS:
+                if engine not in ours:
                     progress(f"searching the fastest settings of {engine}")
                     team.search(options.measurements, lambda child, measurement, turn: float(_ask(child, measurement, vocabulary, turn)["seconds"]))
         if options.roofline:

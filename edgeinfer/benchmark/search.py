@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer.benchmark.process import Child
-from edgeinfer.benchmark.results import OURS, PREFILL, Measurement, Trial
+from edgeinfer.benchmark.results import PREFILL, Measurement, Trial, backend_of
 from edgeinfer.benchmark.settings import AXES, Settings, alternatives, describe, first_settings
 from edgeinfer.core.errors import EdgeInferError
 
@@ -44,7 +44,7 @@ class Team:
 
     def _place(self, settings: Settings, sequences: int) -> _Place:
         # Ours has room for many sequences in one process, as a user has it; a peer's context is made for the number that it decodes.
-        return _Place(tuple(settings.items()), 1 if self.engine == OURS else sequences)
+        return _Place(tuple(settings.items()), 1 if backend_of(self.engine) is not None else sequences)
 
     def _child(self, settings: Settings, sequences: int) -> Child:
         place = self._place(settings, sequences)

@@ -15,7 +15,6 @@ AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "llamacpp": _LLAMA,
     "ik_llamacpp": _LLAMA,
     "openvino": {"attention": ("PA", "SDPA"), "precision": ("default", "f32")},
-    "onnx": {},
 }
 """Peer -> its switches, each with its values; the first ones are where the search starts (and what is measured without a search)."""
 

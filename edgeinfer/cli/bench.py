@@ -19,7 +19,8 @@ def bench(
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", help="tokens decoded after a prompt of 16")] = 96,
     batch: Annotated[str, typer.Option("--batch", help="sequences that decode together, with commas between")] = "1",
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
-    peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, onnx (our backend), with commas between, or none")] = "llamacpp",
+    backends: Annotated[str, typer.Option("--backends", help="backends of our own engine, with commas between; the first must run")] = "numba",
+    peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, several with commas between, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
     roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
     profile: Annotated[bool, typer.Option("--profile", help="show where the time of our steps goes, by operation")] = False,
@@ -28,9 +29,14 @@ def bench(
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result into this PNG file (needs the extra `bench`)")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure speed and memory beside peers. Prefill, decode and time to first token, in alternating rounds, each in its own process."""
+    """Measure speed, memory and loading beside peers. Prefill, decode and time to first token, in alternating rounds, each in its own process.
+
+    What is measured of several backends in one run is kept on this machine, and `--backend auto` chooses by it.
+    """
     from rich.console import Console
 
+    from edgeinfer.backends.choice import parse_backends
+    from edgeinfer.benchmark.comparisons import keep_comparisons
     from edgeinfer.benchmark.display import print_result
     from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
     from edgeinfer.benchmark.results import write_result
@@ -46,6 +52,7 @@ def bench(
         batch_sizes=parse_numbers(batch, "batch sizes", "1,8"),
         rounds=rounds,
         peers=parse_peers(peers),
+        backends=parse_backends(backends),
         interpreters=peer_interpreters(parse_interpreters(peer_python or [])),
         roofline=roofline,
         search=search,
@@ -56,11 +63,14 @@ def bench(
 
         check_plot(plot)  # before minutes are spent on measuring
     result = run_benchmark(path, wanted, note)
+    kept = keep_comparisons(result, path)
     if profile:
         from edgeinfer.benchmark.profile import with_profiles
 
         result = with_profiles(result, path, max(wanted.prompt_lengths), decode_tokens, note)
     print_result(result, Console(stderr=as_json))
+    for sentence in kept:
+        note(f"edgeinfer: {sentence}")
     if write is not None:
         note(f"written to {write_result(result, write)}")
     if plot is not None:

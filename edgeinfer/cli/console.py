@@ -149,7 +149,7 @@ def loading(model: str, backend: str, context: int | None, threads: int | None, 
     watched = is_terminal(sys.stderr)
     if watched:
         kernels = kernel_cache_path()
-        first = backend == "numba" and not (kernels is not None and os.path.isdir(kernels))
+        first = backend in ("numba", "auto") and not (kernels is not None and os.path.isdir(kernels))
         sys.stderr.write(f"loading {printable(model)}{' and compiling kernels, which the first time takes a while' if first else ''} ...")
         sys.stderr.flush()
     try:
@@ -160,6 +160,8 @@ def loading(model: str, backend: str, context: int | None, threads: int | None, 
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
     gc.freeze()
+    if backend == "auto":
+        note(f"edgeinfer: {engine.backend_choice}")
     with engine:
         yield engine
 

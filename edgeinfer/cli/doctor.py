@@ -70,6 +70,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "folders": {"home": describe_home(), "compiled kernels": str(kernel_cache_path() or "in memory only")},
         "libraries": {name: library_version(name) for name in LIBRARIES},
         "backends": {"numba": numba_finding(level, reason), **{name: find() for name, find in PROBES.items()}, **installed_findings()},
+        "backend auto": measured_backends(),
         "environment": {variable.name: env.value(variable.name) or f"not set ({variable.default}); {variable.purpose}" for variable in env.VARIABLES},
     }
 
@@ -98,6 +99,15 @@ def pinned(cores: UsableCores) -> str:
     if not cores.cpus:
         return "none: more threads than processors"
     return f"{', '.join(map(str, cores.cpus))}; workers are left out while other processes take their cores"
+
+
+def measured_backends() -> dict[str, str]:
+    """What `--backend auto` takes for every model that was measured on this machine, and for others."""
+    from edgeinfer.backends.choice import UNMEASURED, kept
+    from edgeinfer.core.printable import printable
+
+    found = {f"{printable(item.model)}, {item.threads} threads": f"{item.fastest_first[0]}: {item.describe()}" for item in kept()}
+    return found | {"not measured": f"{UNMEASURED[0]} where it runs, else {' or '.join(UNMEASURED[1:])}; `edgeinfer bench MODEL --backends ...` measures"}
 
 
 def library_version(name: str) -> str:

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="path of a GGUF file, or name of a pulled model (`edgeinfer list`)")]
-BackendName = Annotated[str, typer.Option("--backend", help="numba, llamacpp, onnx, or an installed one (`edgeinfer doctor` lists them)")]
+BackendName = Annotated[
+    str, typer.Option("--backend", help="numba, llamacpp, onnx, or an installed one (`edgeinfer doctor` lists them); auto: the fastest that was measured here")
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="worker threads; default: the cores that this process may use")]
 Context = Annotated[int | None, typer.Option("--context", help="tokens that prompt and answer may have together; default: as trained, at most 4096")]
 CacheType = Annotated[str, typer.Option("--cache-type", help="what keys and values are kept as: f16, f32, or q8_0, which takes about half the memory")]

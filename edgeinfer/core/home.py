@@ -64,3 +64,8 @@ def kernel_pack_paths(environment: Mapping[str, str] | None = None) -> list[Path
 def packed_weights_path(environment: Mapping[str, str] | None = None) -> Path:
     """The folder of packed weights that `edgeinfer compile --weights` keeps."""
     return home_path(environment) / "packed"
+
+
+def measurements_path(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of the speeds that `edgeinfer bench --backends` measured, by which `--backend auto` chooses."""
+    return home_path(environment) / "measurements"

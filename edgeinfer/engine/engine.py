@@ -45,10 +45,12 @@ class Engine:
         metadata: Mapping[str, Any] | None = None,
         warnings: Sequence[str] = (),
         prefix_reuse: bool = True,
+        backend_choice: str | None = None,
     ) -> None:
         """Joins the parts; `Engine.load` is what users call. The engine owns `backend` from here on and closes it."""
         scheduler = Scheduler(backend, prefix_reuse)
         self._backend = backend
+        self._backend_choice = backend_choice
         self._tokenizer = tokenizer
         self._metadata = metadata or {}
         self._template: Template | None = None
@@ -80,10 +82,11 @@ class Engine:
     ) -> Engine:
         """Loads a GGUF file, or the model of a card that was pulled.
 
-        `backend`: numba, llamacpp, onnx or fake. `context`: tokens that a prompt and its answer may have together; default: what the file was trained
-        for, at most 4,096. `threads`: default: what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all
-        sequences together may keep; default: decided by the memory plan. `cache_type`: f16, f32 or q8_0. `instruction_set`: a level's name, to force it.
-        `maximum_sequences`: sequences that run together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
+        `backend`: numba, llamacpp or onnx; auto: the fastest by measurement on this machine (`backend_choice` tells which, and why); fake: for tests.
+        `context`: tokens that a prompt and its answer may have together; default: what the file was trained for, at most 4,096. `threads`: default:
+        what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all sequences together may keep; default: decided by
+        the memory plan. `cache_type`: f16, f32 or q8_0. `instruction_set`: a level's name, to force it. `maximum_sequences`: sequences that run
+        together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
         `progress` is called while weights are loaded, with the bytes done and the bytes in all.
 
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
@@ -116,6 +119,11 @@ class Engine:
                 instruction_set=instruction_set,
                 cache_type=cache_type,
             )
+            if backend == "auto":
+                from edgeinfer.backends.choice import load_auto
+
+                loaded, choice = load_auto(path, options, progress, file)
+                return cls(loaded, tokenizer, metadata, warnings, prefix_reuse, str(choice))
             return cls(load_backend(backend, path, options, progress, file), tokenizer, metadata, warnings, prefix_reuse)
         except BaseException:
             file.close()
@@ -127,6 +135,11 @@ class Engine:
     def capabilities(self) -> Capabilities:
         """What the backend promises, with a line about itself."""
         return self._backend.capabilities
+
+    @property
+    def backend_choice(self) -> str | None:
+        """Which backend `auto` took, and why; None when a backend was named."""
+        return self._backend_choice
 
     @property
     def memory_plan(self) -> MemoryPlan:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgeinfer.verify.greedy import GreedyComparison
 from edgeinfer.verify.metrics import Agreement
-from edgeinfer.verify.report import ORACLE, OURS, PAIRS, REFERENCE, VerifyReport
+from edgeinfer.verify.report import ORACLE, OURS, PAIRS, REFERENCE, Bar, VerifyReport
 from edgeinfer.verify.token_ids import TokenIds
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def print_report(report: VerifyReport, console: Console) -> None:
     console.print(f"Time: {seconds}", highlight=False, markup=False)
     for note in report.notes:
         console.print(f"Note: {note}", style="yellow", highlight=False, markup=False)
-    console.print(_bar_table(report))
+    console.print(bar_table(report.model, report.bars()))
 
 
 def _print_token_ids(found: TokenIds, console: Console) -> None:
@@ -45,7 +46,7 @@ def _print_token_ids(found: TokenIds, console: Console) -> None:
 
 
 def _agreement_table(report: VerifyReport) -> Table:
-    table = _table(f"Teacher forcing on {report.agreement.positions} tokens: mean divergence (nats), and arg-maxima equal to the reference's")
+    table = new_table(f"Teacher forcing on {report.agreement.positions} tokens: mean divergence (nats), and arg-maxima equal to the reference's")
     pairs = [pair for pair in PAIRS if pair in report.agreement.kl]
     engines = [engine for engine in (OURS, ORACLE) if engine in report.agreement.perplexity]
     for column in ("text", "tokens", *(f"KL({_SHORT[p]}\n||{_SHORT[q]})" for p, q in pairs), *(f"top-1\n{_LABELS[engine]}" for engine in engines)):
@@ -57,7 +58,7 @@ def _agreement_table(report: VerifyReport) -> Table:
 
 
 def _perplexity_table(report: VerifyReport) -> Table:
-    table = _table("Perplexity, and how far from the reference's")
+    table = new_table("Perplexity, and how far from the reference's")
     engines = [engine for engine in (OURS, ORACLE) if engine in report.agreement.perplexity]
     for column in ("text", "reference", *(name for engine in engines for name in (_LABELS[engine], "apart"))):
         table.add_column(column, justify="left" if column == "text" else "right", no_wrap=True)
@@ -76,7 +77,7 @@ def _parts(report: VerifyReport) -> list[tuple[str, Agreement]]:
 def _greedy_table(greedy: tuple[GreedyComparison, ...]) -> Table:
     from rich.text import Text
 
-    table = _table("Greedy generation, ours and llama.cpp; where they part, the reference's gap between the two tokens, and the errors of that gap")
+    table = new_table("Greedy generation, ours and llama.cpp; where they part, the reference's gap between the two tokens, and the errors of that gap")
     for column in ("prompt", "agreed", "gap", "error\nours", "error\nllama.cpp", "usual\nerror", "within"):
         table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
     for item in greedy:
@@ -91,18 +92,20 @@ def _greedy_table(greedy: tuple[GreedyComparison, ...]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """An empty table in the style of verify."""
     from rich import box
     from rich.table import Table
 
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def _bar_table(report: VerifyReport) -> Table:
-    table = _table(f"Bars for {report.model}")
+def bar_table(model: str, bars: Sequence[Bar]) -> Table:
+    """The bars of a report, and whether they hold."""
+    found = new_table(f"Bars for {model}")
     for column in ("bar", "holds", "found"):
-        table.add_column(column)
-    for bar in report.bars():
+        found.add_column(column)
+    for bar in bars:
         verdict = {True: "[green]yes[/green]", False: "[bold red]NO[/bold red]", None: "not judged"}[bar.holds]
-        table.add_row(bar.name, verdict, bar.detail)
-    return table
+        found.add_row(bar.name, verdict, bar.detail)
+    return found

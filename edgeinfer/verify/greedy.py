@@ -110,13 +110,13 @@ def compare_greedy(prompt: str, token_ids: Sequence[int], count: int, ours: Gree
             oracle_gap=float(theirs[0] - theirs[1]),
             our_error=float(np.abs(mine - true).max()),
             oracle_error=float(np.abs(theirs - true).max()),
-            our_spread=_spread(our_row, reference_row, pair),
-            oracle_spread=_spread(oracle_row, reference_row, pair),
+            our_spread=error_spread(our_row, reference_row, pair),
+            oracle_spread=error_spread(oracle_row, reference_row, pair),
         )
     return GreedyComparison(prompt, len(our_tokens), agreed, same, divergence)
 
 
-def _spread(row: Logits, reference: Logits, pair: Sequence[int]) -> float:
+def error_spread(row: Logits, reference: Logits, pair: Sequence[int]) -> float:
     """Standard deviation of row - reference over the reference's best tokens without `pair`, which is what is to be judged by it."""
     best = np.argsort(-reference, kind="stable")[: COMPARED_TOKENS + len(pair)]
     others = best[~np.isin(best, pair)][:COMPARED_TOKENS]

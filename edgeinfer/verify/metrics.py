@@ -34,13 +34,14 @@ def kl_divergence(log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> flo
 @dataclass(frozen=True)
 class Agreement:
     """Means over `positions`: `kl[p, q]` is KL(p || q) in nats, `kl_worst` its largest value, `top1[p, q]` the share of equal arg-maxima,
-    `perplexity[engine]` exp of the mean negative log-likelihood of the tokens that really follow."""
+    `perplexity[engine]` exp of the mean negative log-likelihood of the tokens that really follow. `kl_each` has the divergence of every position."""
 
     positions: int
     kl: Mapping[Pair, float]
     kl_worst: Mapping[Pair, float]
     top1: Mapping[Pair, float]
     perplexity: Mapping[str, float]
+    kl_each: Mapping[Pair, Sequence[float]]
 
 
 class AgreementTally:
@@ -50,8 +51,7 @@ class AgreementTally:
         self._engines = tuple(engines)
         self._pairs = tuple(pairs)
         self._positions = 0
-        self._kl = dict.fromkeys(self._pairs, 0.0)
-        self._kl_worst = dict.fromkeys(self._pairs, 0.0)
+        self._kl: dict[Pair, list[float]] = {pair: [] for pair in self._pairs}
         self._equal = dict.fromkeys(self._pairs, 0)
         self._negative_log_likelihood = dict.fromkeys(self._engines, 0.0)
 
@@ -75,9 +75,7 @@ class AgreementTally:
                 best[engine] = int(row.argmax())
                 self._negative_log_likelihood[engine] -= float(logs[engine][target])
             for pair in self._pairs:
-                divergence = kl_divergence(logs[pair[0]], logs[pair[1]])
-                self._kl[pair] += divergence
-                self._kl_worst[pair] = max(self._kl_worst[pair], divergence)
+                self._kl[pair].append(kl_divergence(logs[pair[0]], logs[pair[1]]))
                 self._equal[pair] += best[pair[0]] == best[pair[1]]
             self._positions += 1
 
@@ -86,7 +84,6 @@ class AgreementTally:
         self._positions += other._positions
         for pair in self._pairs:
             self._kl[pair] += other._kl[pair]
-            self._kl_worst[pair] = max(self._kl_worst[pair], other._kl_worst[pair])
             self._equal[pair] += other._equal[pair]
         for engine in self._engines:
             self._negative_log_likelihood[engine] += other._negative_log_likelihood[engine]
@@ -98,8 +95,9 @@ class AgreementTally:
         count = self._positions
         return Agreement(
             positions=count,
-            kl={pair: self._kl[pair] / count for pair in self._pairs},
-            kl_worst=dict(self._kl_worst),
+            kl={pair: sum(self._kl[pair]) / count for pair in self._pairs},
+            kl_worst={pair: max(0.0, *self._kl[pair]) for pair in self._pairs},
             top1={pair: self._equal[pair] / count for pair in self._pairs},
             perplexity={engine: math.exp(self._negative_log_likelihood[engine] / count) for engine in self._engines},
+            kl_each={pair: tuple(self._kl[pair]) for pair in self._pairs},
         )

@@ -51,14 +51,14 @@ class VerifyReport:
         with_oracle = ORACLE in found.perplexity
         bars = [_token_bar(self.token_ids)]
         if with_oracle:
-            bars.append(_below("KL(reference || llama.cpp)", found.kl[REFERENCE, ORACLE], KL_LIMIT))
-            bars.append(_perplexity_bar(found, ORACLE, "llama.cpp"))
+            bars.append(below("KL(reference || llama.cpp)", found.kl[REFERENCE, ORACLE], KL_LIMIT))
+            bars.append(perplexity_bar(found, ORACLE, "llama.cpp"))
             ours, theirs = found.kl[REFERENCE, OURS], found.kl[REFERENCE, ORACLE]
             bars.append(Bar("KL(reference || ours) at most KL(reference || llama.cpp)", ours <= theirs, f"{ours:.6f} and {theirs:.6f} nats"))
         else:
             bars.append(Bar("KL(reference || llama.cpp)", None, "llama.cpp was left out"))
-            bars.append(_below("KL(reference || ours)", found.kl[REFERENCE, OURS], KL_LIMIT))
-        bars.append(_perplexity_bar(found, OURS, "ours"))
+            bars.append(below("KL(reference || ours)", found.kl[REFERENCE, OURS], KL_LIMIT))
+        bars.append(perplexity_bar(found, OURS, "ours"))
         bars += _greedy_bars(self.greedy)
         return tuple(bars)
 
@@ -95,11 +95,13 @@ def _token_bar(token_ids: TokenIds | None) -> Bar:
     return Bar(name, token_ids.equal, f"{len(token_ids.mismatches)} of {token_ids.encodings} encodings differ ({token_ids.ids} ids)")
 
 
-def _below(name: str, value: float, limit: float) -> Bar:
+def below(name: str, value: float, limit: float) -> Bar:
+    """A figure that must stay under a limit, in nats."""
     return Bar(f"{name} below {limit} nats", value < limit, f"{value:.6f} nats")
 
 
-def _perplexity_bar(found: Agreement, engine: str, label: str) -> Bar:
+def perplexity_bar(found: Agreement, engine: str, label: str) -> Bar:
+    """An engine's perplexity must be near the reference's."""
     reference, other = found.perplexity[REFERENCE], found.perplexity[engine]
     apart = other / reference - 1
     return Bar(f"perplexity of {label} within {PERPLEXITY_LIMIT:.0%} of the reference", abs(apart) <= PERPLEXITY_LIMIT, f"{apart:+.3%}")

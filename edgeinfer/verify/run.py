@@ -26,7 +26,7 @@ Stage = Callable[[str, int], Callable[[int], None]]
 """`stage(label, total)` announces a part of the work and returns what is called with the amount done since the last call."""
 
 
-class _Clock:
+class Clock:
     """Seconds by part of the run."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def verify_model(model: Path, options: VerifyOptions, stage: Stage = lambda labe
 
     Without llama-cpp-python (or without `with_oracle`) the report holds what can be had, and a note says what is missing. Raises what loading raises.
     """
-    clock = _Clock()
+    clock = Clock()
     notes: list[str] = []
     with ExitStack() as stack:
         with clock.part("loading"):
@@ -71,12 +71,12 @@ def verify_model(model: Path, options: VerifyOptions, stage: Stage = lambda labe
             if oracle is not None:
                 stack.enter_context(oracle)
             reference = stack.enter_context(closing(ReferenceSource(model)))
-        notes += ours.warnings
+        notes += [*([ours.backend_choice] if ours.backend_choice else []), *ours.warnings]
         token_ids = None
         if oracle is not None:
             with clock.part("token ids"):
                 token_ids = _compare_token_ids(model, ours, stage)
-        leading = _leading_special(ours)
+        leading = leading_special(ours)
         chunks = teacher_forcing_chunks(ours.tokenize, leading, options.tokens)
         sources: dict[str, LogitSource] = {OURS: EngineSource(ours), REFERENCE: reference}
         if oracle is not None:
@@ -102,8 +102,9 @@ def _load_ours(model: Path, options: VerifyOptions, chunk: int | None = None) ->
     """What is judged. For greedy generation with `chunk` 1, where the backend gives other bits for a token alone than for the same token in a prompt."""
     from edgeinfer import Engine
 
+    context, threads = room(options.greedy_tokens), options.threads
     return Engine.load(
-        model, options.backend, _context(options), options.threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set
+        model, options.backend, context, threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set
     )
 
 
@@ -125,16 +126,16 @@ def _open_oracle(model: Path, options: VerifyOptions, chunk: int | None = None) 
     from edgeinfer import Engine
 
     return Engine.load(
-        model, backend="llamacpp", context=_context(options), threads=options.threads, cache_type="f32", chunk=chunk, prefix_reuse=False
+        model, backend="llamacpp", context=room(options.greedy_tokens), threads=options.threads, cache_type="f32", chunk=chunk, prefix_reuse=False
     )
 
 
-def _context(options: VerifyOptions) -> int:
+def room(greedy_tokens: int) -> int:
     """Room for a chunk of teacher forcing, and for a greedy prompt with its answer."""
-    return max(MAXIMUM_CHUNK + 8, 64 + options.greedy_tokens)
+    return max(MAXIMUM_CHUNK + 8, 64 + greedy_tokens)
 
 
-def _leading_special(engine: Engine) -> list[int]:
+def leading_special(engine: Engine) -> list[int]:
     """The ids that the file has put in front of a text (BOS, or none). A letter stands for the text: an empty one may get no BOS."""
     plain, special = engine.tokenize("a"), engine.tokenize("a", add_special=True)
     return special[: special.index(plain[0])]

@@ -12,14 +12,29 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.backends.choice import candidates
 from edgeinfer.benchmark import child as child_module
+from edgeinfer.benchmark.comparisons import comparison, keep_comparisons
 from edgeinfer.benchmark.memory import PrivateMemory, private_bytes
 from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
-from edgeinfer.benchmark.results import BenchmarkResult, EngineResult, Measurement, Memory, RooflineResult, RooflineSample, ThreadsResult, Work, write_result
+from edgeinfer.benchmark.results import (
+    BenchmarkResult,
+    EngineResult,
+    Measurement,
+    Memory,
+    RooflineResult,
+    RooflineSample,
+    ThreadsResult,
+    Work,
+    backend_of,
+    engine_on,
+    write_result,
+)
 from edgeinfer.benchmark.roofline import roofline_between
 from edgeinfer.benchmark.rounds import PEERS, BenchmarkOptions, prompt_ids, run_benchmark
 from edgeinfer.benchmark.settings import alternatives
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
+from edgeinfer.gguf.reader import GGUFFile
 from tests.support.tiny_models import tiny_llama
 
 
@@ -318,7 +333,7 @@ def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_p
     ours = _player(tmp_path / "ours", 2000.0)
     broken = _player(tmp_path / "broken", 1.0, fault="start")
     refusing = _player(tmp_path / "refusing", 1.0, fault="refusal")
-    interpreters = {"edgeinfer": ours, "llamacpp": broken, "ik_llamacpp": str(tmp_path / "nowhere"), "openvino": refusing, "onnx": refusing}
+    interpreters = {"edgeinfer": ours, "llamacpp": broken, "ik_llamacpp": str(tmp_path / "nowhere"), "openvino": refusing}
     found = run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, peers=PEERS, interpreters=interpreters, roofline=False)).runs[0]
     assert list(found.engines) == ["edgeinfer"] and found.roofline is None and found.fraction("edgeinfer", "decode 96") is None
     assert "ended with code 3" in found.missing["llamacpp"] and "it said: no such model" in found.missing["llamacpp"]
@@ -326,6 +341,36 @@ def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_p
     assert found.missing["openvino"] == "openvino: it does not read this file"
     with pytest.raises(BackendUnavailableError, match="edgeinfer"):
         run_benchmark(model, BenchmarkOptions(threads=(1,), peers=(), interpreters={"edgeinfer": broken}))
+
+
+def test_our_backends_take_turns_with_peers_and_are_kept_for_auto(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "home"))
+    interpreters = {"edgeinfer": _player(tmp_path / "numba", 1000.0), "edgeinfer-onnx": _player(tmp_path / "onnx", 2000.0)}
+    interpreters |= {"edgeinfer-tpu": _player(tmp_path / "tpu", 1.0, fault="start"), "llamacpp": _player(tmp_path / "theirs", 500.0)}
+    options = BenchmarkOptions(threads=(1,), rounds=1, backends=("onnx", "numba", "tpu"), interpreters=interpreters, roofline=False, search=False)
+    result = run_benchmark(model, options)
+    (run,) = result.runs
+    assert list(run.engines) == ["edgeinfer-onnx", "edgeinfer", "llamacpp"] and "ended with code 3" in run.missing["edgeinfer-tpu"]
+    assert run.base == "edgeinfer" and run.peers() == ["edgeinfer-onnx", "llamacpp"]
+    assert run.ratio("edgeinfer-onnx", "prefill 512") == pytest.approx(0.5) and run.ratio("llamacpp", "decode 96") == pytest.approx(2.0)
+    found = comparison(result, run)
+    assert found is not None and set(found.speeds) == {"numba", "onnx"} and found.speeds["onnx"].prompt == pytest.approx(1 / 2000)
+    (said,) = keep_comparisons(result, model)
+    assert said.startswith("`--backend auto` takes onnx from now on: ")
+    with GGUFFile.open(model) as file:
+        assert candidates(file, 1)[0] == ["onnx", "numba"]
+    alone = run_benchmark(model, replace(options, backends=("onnx",), peers=()))
+    assert alone.runs[0].base == "edgeinfer-onnx" and keep_comparisons(alone, model) == []
+    (tmp_path / "home").rename(tmp_path / "gone")
+    (tmp_path / "home").write_text("no folder")
+    assert "cannot be kept" in keep_comparisons(result, model)[0]
+
+
+def test_engines_of_ours_are_told_from_peers() -> None:
+    assert [engine_on(backend) for backend in ("numba", "onnx")] == ["edgeinfer", "edgeinfer-onnx"]
+    assert [backend_of(engine) for engine in ("edgeinfer", "edgeinfer-x-y", "llamacpp")] == ["numba", "x-y", None]
+    with pytest.raises(InvalidRequestError, match="no backend was named"):
+        BenchmarkOptions(threads=(1,), backends=())
 
 
 def test_an_engine_that_fails_on_the_way_ends_the_run_with_its_words(tmp_path: Path, model: Path) -> None:

@@ -40,6 +40,21 @@ def test_a_missed_bar_ends_with_one(tiny: Path) -> None:
     assert "NO" in run.stdout and "KL(reference || ours)" in run.stdout
 
 
+def test_verify_compares_backends_and_writes_the_page(tiny: Path, tmp_path: Path) -> None:
+    options = ("--backends", "numba,fake", "--tokens", "30", "--greedy-tokens", "2", "--threads", "1", "--report", str(tmp_path / "page.html"), "--json")
+    run = _edgeinfer("verify", str(tiny), *options)
+    assert run.returncode == 1, run.stderr  # fake computes something else
+    found = json.loads(run.stdout)
+    assert list(found["backends"]) == ["numba", "fake"] and found["holds"] is False
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>") and f"written to {tmp_path / 'page.html'}" in run.stderr
+
+
+def test_options_of_verify_that_do_not_go_together_are_refused(tiny: Path, tmp_path: Path) -> None:
+    for options in (("--report", "page.html"), ("--backends", "numba", "--without-oracle"), ("--backends", "tpu"), ("--backends", ",")):
+        run = _edgeinfer("verify", str(tiny), *options)
+        assert run.returncode == 2 and run.stderr.startswith("edgeinfer: error:"), run.stderr
+
+
 def test_wrong_input_ends_with_two_and_one_line(tiny: Path) -> None:
     for arguments in (("verify", "no-such-model"), ("bench", str(tiny), "--peers", "vllm"), ("bench", str(tiny), "--prompt-lengths", "x")):
         run = _edgeinfer(*arguments)
@@ -52,7 +67,8 @@ def test_bench_measures_our_engine_alone_and_writes_the_record(tiny: Path, tmp_p
     run = _edgeinfer("bench", str(tiny), *options, "--json", "--write", str(tmp_path))
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert found["engines"]["edgeinfer"]["measurements"]["decode 4"]["tokens_per_second"] > 0
-    assert found["engines"]["edgeinfer"]["peak_bytes"] > 10_000_000
+    ours = found["runs"][0]["engines"]["edgeinfer"]
+    assert ours["measurements"]["decode 4"]["tokens_per_second"] > 0 and ours["load_seconds"] > 0
+    assert ours["memory"]["peak_bytes"] > 10_000_000
     (written,) = tmp_path.iterdir()
     assert written.name.endswith("-tiny.json") and json.loads(written.read_text()) == found

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeinfer.benchmark.peers.runner import Start
+from edgeinfer.benchmark.results import backend_of
 
 
 class EdgeInferRunner:
-    backend = "numba"
+    """On the backend that the engine's name tells."""
 
     def __init__(self, start: Start) -> None:
         from edgeinfer import Engine
 
-        self._engine = Engine.load(start.model, backend=self.backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens)
+        backend = backend_of(start.engine)
+        assert backend is not None
+        self._engine = Engine.load(start.model, backend=backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens)
 
     def describe(self) -> dict[str, Any]:
         from edgeinfer.core.version import __version__
@@ -38,9 +41,3 @@ class EdgeInferRunner:
         """From the earliest first token to the latest last one: time in which some prompts are still being computed counts against us."""
         timings = [completion.timings for completion in self._generate(prompts, count + 1)]
         return float(max(item.total for item in timings) - min(item.first_token for item in timings))
-
-
-class OnnxRunner(EdgeInferRunner):
-    """The same engine on ONNX Runtime: a peer of the numba backend."""
-
-    backend = "onnx"
