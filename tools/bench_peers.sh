@@ -26,7 +26,7 @@ peer() { # NAME MODULE PACKAGE...
 }
 
 # a wheel that make test has built already spares some minutes; without one pip builds the newest version
-wheel=$(find .cache/wheels -name 'llama_cpp_python-*.whl' 2> /dev/null | sort | tail -n 1)
+wheel=$(find .cache/wheels -name 'llama_cpp_python-*.whl' 2> /dev/null | sort | tail -n 1 || true) # the folder may be missing
 CMAKE_ARGS=${CMAKE_ARGS:--DGGML_NATIVE=ON} peer llamacpp llama_cpp "${wheel:-llama-cpp-python}"
 peer ik_llamacpp ik_llama_cpp ik-llama-cpp-python
 peer openvino openvino_genai openvino-genai gguf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,3 +67,17 @@ def test_the_vocabularies_meet_their_bar(llamacpp_models: Callable[[], Path]) ->
     run = _run(BARS / "05_vocabularies.py", EDGEINFER_LLAMACPP_MODELS=str(llamacpp_models()))
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("held") == 5
+
+
+def test_environments_of_peers_are_made_once_and_what_cannot_be_made_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "tools" / "bench_peers.sh"
+    script.parent.mkdir()
+    shutil.copy(BARS.parents[1] / "tools" / "bench_peers.sh", script)
+    for name in ("llamacpp", "ik_llamacpp"):
+        python = tmp_path / ".cache" / "peers" / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\nexit 0\n")
+        python.chmod(0o755)
+    run = subprocess.run([str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout.splitlines()[:2] == ["llamacpp: there", "ik_llamacpp: there"]
+    assert run.returncode == 1 and "openvino: could not be made" in run.stderr  # there is no .venv to make it with
