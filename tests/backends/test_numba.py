@@ -143,6 +143,19 @@ def test_threads_and_chunks_change_no_bit(architecture: str, format_name: str, t
         same(last, wanted[-MAXIMUM_OUTPUT_ROWS:])
 
 
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+def test_a_long_context_that_workers_share_changes_no_bit(cache_type: str) -> None:
+    """Single rows at 1,090 positions and more: five spans, which three workers divide and the last of them folds."""
+    ids, found = tokens(1100), []
+    for threads in (1, 2, 3):
+        with loaded(model(*CASES[0]), context=1280, cache_tokens=1280, cache_type=cache_type, threads=threads) as driver:
+            for start in range(0, 1090, 218):
+                driver.run(Rows(1, start, ids[start : start + 218], outputs=1))
+            found.append(np.concatenate([driver.run(Rows(1, place, ids[place : place + 1], outputs=1))[0] for place in range(1090, 1100)]))
+    same(found[1], found[0])
+    same(found[2], found[0])
+
+
 @pytest.mark.parametrize(("architecture", "format_name", "tied"), [CASES[0], CASES[2]])
 def test_many_runs_with_three_workers_soak(architecture: str, format_name: str, tied: bool) -> None:
     """A barrier that is missing shows now and then, where workers are uneven: more of them than cores, and steps of all sizes."""
