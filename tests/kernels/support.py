@@ -168,7 +168,9 @@ class PagedStore:
         self.cache_type = cache_type
         self.kv_heads, self.key_size, self.value_size = kv_heads, key_size, value_size
         self.page_bytes = pages_ops.page_bytes(cache_type, kv_heads, key_size, value_size)
-        self.bytes = memory.allocate(pages * self.page_bytes, 0xFF)
+        self.bytes = memory.allocate(pages * self.page_bytes, 0xFF)  # of q8_0, scales of NaN
+        if cache_type != "q8_0":
+            self.bytes.view(np.float16 if cache_type == "f16" else np.float32)[:] = np.nan
         self.address = self.bytes.ctypes.data
 
     def read(self, pages: Sequence[int], positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
