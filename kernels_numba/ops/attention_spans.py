@@ -36,9 +36,12 @@ def score_tile(simd, cache, width: Constant, queries, lines, pages, first_page, 
     rows: from 16 dimensions, or a page, to the next."""
     for page in range(first_page, end_page):
         keys = page_address(simd, pages, page, store, bytes_per_page)
+        next_keys = page_address(simd, pages, min(page + 1, end_page - 1), store, bytes_per_page)
         query = queries
         tile = simd.tile_zero(width)
         for chunk in range(0, key_size, 16):
+            if width <= 8:  # few rows wait for memory, and the next page may lie anywhere
+                simd.prefetch(next_keys + PAGE_POSITIONS * cache.element_bytes * chunk, cache.key_lines)
             scale = cache.key_scale(simd, keys, chunk, key_size)
             for dimension in range(16):
                 tile = simd.tile_fma(tile, cache.key(simd, keys, chunk + dimension, scale), query + 4 * dimension, LINE)
@@ -208,10 +211,13 @@ def value_tile_64(
     tile3 = simd.tile_zero(width)
     for page in range(low // PAGE_POSITIONS, (high + PAGE_POSITIONS - 1) // PAGE_POSITIONS):
         values = page_address(simd, pages, page, store, bytes_per_page) + values_at
+        next_page = min(page + 1, (high + PAGE_POSITIONS - 1) // PAGE_POSITIONS - 1)
+        next_values = page_address(simd, pages, next_page, store, bytes_per_page) + values_at + dimension * cache.element_bytes
         line = weights + page * lines
         first = max(low - page * PAGE_POSITIONS, 0)
         end = min(high - page * PAGE_POSITIONS, PAGE_POSITIONS)
         for position in range(first, end):
+            simd.prefetch(next_values + position * value_size * cache.element_bytes, cache.element_bytes)
             tile0 = simd.tile_fma(tile0, cache.value(simd, values, position, dimension, value_size), line + 4 * position, LINE)
             tile1 = simd.tile_fma(tile1, cache.value(simd, values, position, dimension + 16, value_size), line + 4 * position, LINE)
             tile2 = simd.tile_fma(tile2, cache.value(simd, values, position, dimension + 32, value_size), line + 4 * position, LINE)

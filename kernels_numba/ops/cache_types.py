@@ -7,7 +7,8 @@
 Members: `head_bytes(size)` of the keys, or the values, of a head in a page; `key_scale(keys, dimension, size)`, what `key` needs for the 16 dimensions from
 `dimension`; `key(keys, dimension, scale)`, float32 keys of a page's 16 positions; `value(values, position, dimension, size)`, 16 dimensions of a
 position, `dimension` a multiple of 16; `store_key` and `store_value` (source, size, keys or values, position, largest) round float32[size] and return
-the larger of `largest` and the bits of the magnitudes; `overflow`, the smallest bits of a magnitude that the type does not hold.
+the larger of `largest` and the bits of the magnitudes; `overflow`, the smallest bits of a magnitude that the type does not hold; for prefetches,
+`element_bytes`, also the cache lines of 64 dimensions of a position, and `key_lines`, those of a page's keys at 16 dimensions.
 """
 
 from __future__ import annotations
@@ -179,14 +180,14 @@ def store_value_q8_0(simd, source, size, values, position, largest):
 
 
 F16 = {
-    "overflow": OVERFLOW_F16, "head_bytes": bytes_f16, "key_scale": no_key_scale, "key": key_f16, "value": value_f16,
+    "element_bytes": 2, "key_lines": 8, "overflow": OVERFLOW_F16, "head_bytes": bytes_f16, "key_scale": no_key_scale, "key": key_f16, "value": value_f16,
     "store_key": store_key_f16, "store_value": store_value_f16,
 }  # fmt: skip
 F32 = {
-    "overflow": 0x7F800000, "head_bytes": bytes_f32, "key_scale": no_key_scale, "key": key_f32, "value": value_f32,
+    "element_bytes": 4, "key_lines": 16, "overflow": 0x7F800000, "head_bytes": bytes_f32, "key_scale": no_key_scale, "key": key_f32, "value": value_f32,
     "store_key": store_key_f32, "store_value": store_value_f32,
 }  # fmt: skip
 Q8_0 = {
-    "overflow": OVERFLOW_Q8_0, "head_bytes": bytes_q8_0, "key_scale": key_scale_q8_0, "key": key_q8_0, "value": value_q8_0,
+    "element_bytes": 1, "key_lines": 4, "overflow": OVERFLOW_Q8_0, "head_bytes": bytes_q8_0, "key_scale": key_scale_q8_0, "key": key_q8_0, "value": value_q8_0,
     "store_key": store_key_q8_0, "store_value": store_value_q8_0,
 }  # fmt: skip
