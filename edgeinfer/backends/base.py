@@ -13,7 +13,7 @@ import numpy as np
 
 from edgeinfer.core.errors import InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
-from edgeinfer.core.steps import OutputKind, Step, StepOutputs
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 
 CACHE_TYPES = ("f16", "f32", "q8_0")
 """What keys and values may be kept as. q8_0: a byte each and a half-float scale for up to 32."""
@@ -120,7 +120,12 @@ class ProfilingBackend(Backend, Protocol):
 
 
 def refuse_undeclared(step: Step, capabilities: Capabilities) -> None:
-    """Raises InvalidRequestError for a step that asks for what the backend does not declare. Backends call this before they compute."""
+    """Raises InvalidRequestError for a step that asks for what the backend does not declare, or for more. Backends call this before they compute."""
+    outputs = int(np.count_nonzero(step.outputs))
+    if step.rows > capabilities.maximum_step_rows or outputs > MAXIMUM_OUTPUT_ROWS:
+        raise InvalidRequestError(
+            f"a step has {step.rows} rows with {outputs} outputs; this backend takes {capabilities.maximum_step_rows} rows with {MAXIMUM_OUTPUT_ROWS} outputs"
+        )
     kinds = {OutputKind(kind) for kind in np.unique(step.outputs)} - {OutputKind.NONE} - capabilities.output_kinds
     if kinds:
         known = ", ".join(sorted(kind.name.lower() for kind in capabilities.output_kinds))

@@ -226,6 +226,12 @@ def test_adapters_are_refused(driver: Driver) -> None:
         driver.run(Rows(1, 0, _tokens(5), adapter=3))
 
 
+def test_a_step_of_more_rows_than_declared_is_refused(driver: Driver) -> None:
+    tokens = _tokens(driver.backend.capabilities.maximum_step_rows + 1)
+    with pytest.raises(ValueError, match=f"{len(tokens)} rows"):  # InvalidRequestError is one
+        driver.run(Rows(1, 0, tokens, outputs=1))
+
+
 def test_a_sequence_that_begins_with_what_another_holds_gives_what_it_gives_alone(driver: Driver) -> None:
     """A prefix hit equals a miss, whoever of the two goes on or ends first."""
     capabilities = driver.backend.capabilities
