@@ -47,8 +47,8 @@ def installed_backends() -> tuple[InstalledBackend, ...]:
 
 def name_problem(backend: InstalledBackend, installed: tuple[InstalledBackend, ...]) -> str | None:
     """Why a backend cannot be had by its name: it is one of ours, which goes first, or that of another package as well. None: it can."""
-    if backend.name in (*BACKENDS, "fake"):
-        return f"is never used: {backend.name} is the name of a backend of edgeinfer itself"
+    if backend.name in (*BACKENDS, "fake", "auto"):
+        return f"is never used: {backend.name} is a name of edgeinfer itself"
     others = [other.origin for other in installed if other.name == backend.name and other is not backend]
     return f"clashes with the backend of the same name of {' and of '.join(others)}; uninstall all but one" if others else None
 

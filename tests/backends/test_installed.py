@@ -73,14 +73,14 @@ def test_two_packages_with_one_name_are_refused_with_both(site: Path, model: Pat
         load_backend("counting", model, OPTIONS)
 
 
-@pytest.mark.parametrize("name", [*BACKENDS, "fake"])
+@pytest.mark.parametrize("name", [*BACKENDS, "fake", "auto"])
 def test_our_names_cannot_be_taken(site: Path, model: Path, name: str, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "usurper", f"{name} = usurper:load", "usurper", "def load(model, options): raise SystemExit('taken')")
     if name == "fake":
         load_backend(name, model, OPTIONS).close()
     monkeypatch.setattr("edgeinfer.cli.doctor.PROBES", {})
     said = json.loads(command("doctor", "--json").out)["backends"]
-    assert f"is never used: {name} is the name of a backend of edgeinfer itself" in said[f"{name}, of usurper 1.0"]
+    assert f"is never used: {name} is a name of edgeinfer itself" in said[f"{name}, of usurper 1.0"]
 
 
 @pytest.mark.parametrize(
