@@ -120,9 +120,16 @@ def tile_accumulate(
     totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
     for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
         dots = {token: activations.minus_zero_times_sum(token, None, kinds[6].literal_value) for token in tokens}
-        for vector in range(8):
-            for token in tokens:
-                dots[token] = e.call(dot, dots[token], weights[vector], activations.codes(token, vector))
+        if kinds[0].count == 1:  # two chains: one of eight dot products is longer than the rest of a group's work
+            second = ir.Constant(I32X16, [0] * 16)
+            for vector in range(0, 8, 2):
+                dots[0] = e.call(dot, dots[0], weights[vector], activations.codes(0, vector))
+                second = e.call(dot, second, weights[vector + 1], activations.codes(0, vector + 1))
+            dots[0] = b.add(dots[0], second)
+        else:
+            for vector in range(8):
+                for token in tokens:
+                    dots[token] = e.call(dot, dots[token], weights[vector], activations.codes(token, vector))
         for token in tokens:
             scale = _after(e, scale, dots[token], kinds)
             factor = b.fmul(scale, activations.scale(token))
