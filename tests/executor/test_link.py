@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kernels_numba.executor import link as link_module
 from kernels_numba.executor.aligned import address_of
 from kernels_numba.executor.compile import front_end
 from kernels_numba.executor.executable import MappedCode
@@ -83,6 +84,45 @@ def test_images_agree_with_gnu_ld(tmp_path: Path) -> None:
     text = linked[offset : offset + size]
     code_bytes = image.code.find(b"\0" * 8) if image.code.find(b"\0" * 8) > 0 else len(image.code)
     assert code_bytes > 500 and text[:code_bytes] == image.code[:code_bytes]
+
+
+def reached(word: int, place: int, kind: int) -> tuple[int, int]:
+    """What an arm64 instruction at `place` refers to, decoded by the "Arm Architecture Reference Manual" (ADRP, ADD immediate, LDR immediate): the value and
+    a mask of the address bits that it decides."""
+    if word & 0x9F000000 == 0x90000000:  # ADRP: a page, 4 GB around
+        pages = (word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3
+        return (place & ~0xFFF) + ((pages ^ 1 << 20) - (1 << 20)) * 4096, ~0xFFF
+    if word & 0xFFC00000 == 0x91000000:  # ADD, 64 bits, immediate not shifted
+        return word >> 10 & 0xFFF, 0xFFF
+    assert word & 0x3B000000 == 0x39000000, f"relocation {kind} of an instruction {word:#x}"  # load or store, unsigned offset
+    scale = 4 if word >> 26 & 1 and word >> 23 & 1 and word >> 30 == 0 else word >> 30
+    return (word >> 10 & 0xFFF) << scale, 0xFFF
+
+
+@pytest.mark.parametrize("level", ["arm_neon", "arm_dotprod", "arm_i8mm"])
+def test_every_reference_of_an_arm64_image_reaches_its_constant(level: str) -> None:
+    kinds = set()
+    for kernel in (TABLE, KernelName("ops.activation", "activation_quantize", ("silu",)), KernelName("ops.linear", "linear", ("Q4_0",))):
+        code = object_of(level_by_name(level), kernel)
+        image = link(code, kernel.symbol).code
+        sections = link_module._sections(code)
+        symbols = link_module._symbols(code, sections)
+        places, _ = link_module._lay_out(code, sections, kernel.symbol)
+        for section in sections:
+            if section.kind != 4 or section.info not in places:
+                continue
+            for at in range(section.start, section.start + section.size, 24):
+                offset, information, addend = struct.unpack_from("<QQq", code, at)
+                target = symbols[information >> 32]
+                wanted = places[target.section] + target.value + addend
+                place = places[section.info] + offset
+                kind = information & 0xFFFFFFFF
+                if kind in (260, 261):  # a distance in data
+                    continue
+                kinds.add(kind)
+                value, mask = reached(struct.unpack_from("<I", image, place)[0], place, kind)
+                assert value == wanted & mask, f"{kernel.symbol}+{offset:#x}, relocation {kind}"
+    assert 275 in kinds and len(kinds) > 1
 
 
 def altered(code: bytes, kind: int) -> bytes:
