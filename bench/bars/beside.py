@@ -35,6 +35,7 @@ def beside(
     batch_sizes: Sequence[int] = (),
     peers: Sequence[str] = LLAMAS,
     required: Sequence[str] = LLAMAS,
+    backends: Sequence[str] = ("numba",),
     roofline: bool = False,
 ) -> ThreadsResult:
     """Measures and prints one run. Ends the script when a peer of `required` could not be measured; others may be missing, and are named."""
@@ -46,6 +47,7 @@ def beside(
         batch_sizes=tuple(batch_sizes),
         rounds=rounds,
         peers=tuple(peers),
+        backends=tuple(backends),
         interpreters=peer_interpreters({}),
         roofline=roofline,
     )

@@ -136,11 +136,11 @@ def test_weights_go_through_a_temporary_file_or_the_warning_says_that_they_could
 
 
 @pytest.mark.onnx
-def test_bench_takes_the_backend_as_a_peer(tmp_path: Path) -> None:
-    from edgeinfer.benchmark.peers.ours import OnnxRunner
+def test_bench_runs_our_engine_on_it(tmp_path: Path) -> None:
+    from edgeinfer.benchmark.peers.ours import EdgeInferRunner
     from edgeinfer.benchmark.peers.runner import Start
 
-    runner = OnnxRunner(Start("onnx", str(tiny_llama(tmp_path / "model.gguf")), 1, 96, 1, 96, {}))
+    runner = EdgeInferRunner(Start("edgeinfer-onnx", str(tiny_llama(tmp_path / "model.gguf")), 1, 96, 1, 96, {}))
     assert "ONNX Runtime" in runner.describe()["details"]
     assert runner.prefill(_tokens(20)) > 0 and runner.decode([_tokens(20, 1)], 3) > 0
 
