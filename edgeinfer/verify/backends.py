@@ -247,16 +247,19 @@ def compare_greedy_with_reference(
     """`count` tokens of each backend after each (prompt, token ids), against what the reference would generate.
 
     The reference need not generate, which would take a pass over the whole model a token: up to the first token that is not the arg-max of the
-    reference's logits over prompt and answer, its own generation is the same. Equal answers of several backends share that pass.
+    reference's logits over prompt and answer, its own generation is the same. An answer that parts where the pass over another one has the reference's
+    logits needs none of its own.
     """
     results: dict[str, list[GreedyAgreement]] = {backend: [] for backend in backends}
     for prompt, token_ids in prompts:
-        judged: dict[tuple[int, ...], tuple[int, Logits | None]] = {}
+        passes: list[_Pass] = []
         for backend, source in backends.items():
             tokens = tuple(int(token) for token in source.greedy(token_ids, count))
-            if tokens not in judged:
-                judged[tokens] = _first_parting(token_ids, tokens, reference)
-            agreed, row = judged[tokens]
+            parted = next((found for known in passes if (found := known.judge(tokens)) is not None), None)
+            if parted is None:
+                passes.append(_pass_over(token_ids, tokens, reference))
+                parted = (passes[-1].agreed, passes[-1].parting_row)
+            agreed, row = parted
             parting = None
             if row is not None:
                 common = [*token_ids, *tokens[:agreed]]
@@ -268,11 +271,35 @@ def compare_greedy_with_reference(
     return results
 
 
-def _first_parting(token_ids: Sequence[int], tokens: Sequence[int], reference: LogitSource) -> tuple[int, Logits | None]:
-    """How many of `tokens` are the reference's arg-maxima from the start, and its logits for the first that is not (None: all are)."""
+@dataclass(frozen=True)
+class _Pass:
+    """The reference over one answer: the first `agreed` tokens are its arg-maxima; `rows` are its logits for these and, unless all agree, the next one."""
+
+    tokens: tuple[int, ...]
+    agreed: int
+    rows: Sequence[Logits]
+
+    @property
+    def parting_row(self) -> Logits | None:
+        """Its logits for the first token that is not its arg-max."""
+        return self.rows[self.agreed] if self.agreed < len(self.tokens) else None
+
+    def judge(self, tokens: tuple[int, ...]) -> tuple[int, Logits | None] | None:
+        """How many tokens of another answer to the same prompt agree, and the logits where it parts; None when that lies behind what is known here."""
+        for index, row in enumerate(self.rows):
+            if tokens[index] != int(row.argmax()):
+                return index, row
+        return (self.agreed, None) if self.agreed == len(tokens) else None
+
+
+def _pass_over(token_ids: Sequence[int], tokens: tuple[int, ...], reference: LogitSource) -> _Pass:
+    """The reference's logits for an answer, up to where it parts (64 tokens of a vocabulary of 262,144 are 134 MB)."""
+    rows: list[Logits] = []
     for start, block in reference.logits([*token_ids, *tokens[:-1]]):
         for offset, row in enumerate(block):
             index = start + offset - (len(token_ids) - 1)
-            if index >= 0 and int(row.argmax()) != tokens[index]:
-                return index, np.array(row, dtype=np.float64)
-    return len(tokens), None
+            if index >= 0:
+                rows.append(np.array(row, dtype=np.float64))
+                if int(row.argmax()) != tokens[index]:
+                    return _Pass(tokens, index, rows)
+    return _Pass(tokens, len(tokens), rows)

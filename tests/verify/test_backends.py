@@ -61,6 +61,15 @@ def test_equal_answers_share_a_pass_of_the_reference() -> None:
     assert reference.calls == len(PROMPTS)
 
 
+def test_an_answer_that_parts_earlier_needs_no_pass_and_one_that_goes_on_longer_does() -> None:
+    far, same = FakeEngine(error=2.0, seed=2), FakeEngine()
+    for first, second, passes in ((same, far, 1), (far, same, 2)):
+        reference = FakeEngine()
+        (prompt,) = [prompt for prompt in PROMPTS if list(far.greedy(prompt[1], 12))[:12] != list(same.greedy(prompt[1], 12))][:1]
+        compare_greedy_with_reference([prompt], 12, {"first": first, "second": second}, reference)
+        assert reference.calls == passes
+
+
 def _report(errors: dict[str, float] | None = None) -> BackendsReport:
     errors = errors or {"numba": 0.001, "llamacpp": 0.05}
     engines = {REFERENCE: FakeEngine(), **{name: FakeEngine(error, seed=number) for number, (name, error) in enumerate(errors.items())}}
