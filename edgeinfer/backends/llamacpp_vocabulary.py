@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from edgeinfer.backends.llamacpp_library import load_library
+from edgeinfer.backends.llamacpp_library import forget_log, load_library, logged_reason
 from edgeinfer.core.errors import ModelFileError
 
 
@@ -22,9 +22,10 @@ class LlamaCppVocabulary:
         parameters = library.llama_model_default_params()
         parameters.vocab_only = True
         self._library = library
+        forget_log()
         self._model = library.llama_model_load_from_file(os.fsencode(model), parameters)
         if not self._model:
-            raise ModelFileError(f"llama.cpp cannot open the vocabulary of {model}")
+            raise ModelFileError(f"llama.cpp cannot open the vocabulary of {model}: {logged_reason()}")
         self._vocabulary = library.llama_model_get_vocab(self._model)
 
     @property
