@@ -20,7 +20,8 @@ from kernels_numba.simd.levels import LEVELS, level_by_name
 
 CALLS = {"x86_64": r"\bcall[ql]?\b", "aarch64": r"\b(bl|blr)\b"}
 KERNELS: list[tuple[KernelFunction, tuple[str, ...]]] = [
-    (attention, ("f16",)), (store_keys_values, ("f16",)), (rms_norm, ()), (rms_norm_quantize, ()), (quantize, ()),
+    (attention, ("f16",)), (attention, ("q8_0",)), (store_keys_values, ("f16",)), (store_keys_values, ("q8_0",)),
+    (rms_norm, ()), (rms_norm_quantize, ()), (quantize, ()),
     (rope_table, ()), (rope, ("halves",)), (rope, ("neighbours",)), (activation, ("gelu_erf",)), (activation_quantize, ("silu",)),
     (softcap, ()), (check_logits, ()),
 ]  # fmt: skip
