@@ -97,6 +97,8 @@ def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tiny_llama(tmp_path / "model.gguf")
     with pytest.raises(InvalidRequestError, match="instruction_set"):
         Engine.load(path, backend="onnx", instruction_set="portable")
+    with pytest.raises(InvalidRequestError, match="cache_type is 'q8_0'"):
+        Engine.load(path, backend="onnx", cache_type="q8_0")
     with pytest.raises(MemoryPlanError, match="KV cache"):
         Engine.load(path, backend="onnx", context=96, cache_tokens=10**12)
     monkeypatch.setattr(library, "import_problem", lambda module: "not installed" if module == "onnxruntime" else None)
@@ -116,7 +118,7 @@ def test_rope_positions_that_are_no_slots_are_refused(tmp_path: Path) -> None:
 @pytest.mark.onnx
 def test_warnings_reach_the_engine(tmp_path: Path) -> None:
     with Engine.load(tiny_llama(tmp_path / "model.gguf", weight_format="Q5_0"), backend="onnx", context=96, threads=1) as engine:
-        assert any("Q5_0" in warning for warning in engine.warnings)
+        assert any("Q5_0" in warning for warning in engine.warnings) and any("float32" in warning for warning in engine.warnings)
         assert "ONNX Runtime" in engine.capabilities.description
 
 
@@ -128,7 +130,7 @@ def test_weights_go_through_a_temporary_file_or_the_warning_says_that_they_could
         if folder.name == "here":
             folder.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        with Engine.load(path, backend="onnx", context=96, threads=1) as engine:
+        with Engine.load(path, backend="onnx", context=96, threads=1, cache_type="f32") as engine:
             found.append((engine.logits(_tokens(40)), engine.warnings))
     assert list((tmp_path / "here").iterdir()) == []
     assert found[0][1] == () and "TMPDIR" in found[1][1][0]

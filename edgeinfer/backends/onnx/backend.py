@@ -27,6 +27,8 @@ from kernels_numba.formats import format_by_name
 
 _KEPT_BINDINGS = 64
 
+WIDE_CACHE = "the KV cache of the onnx backend is float32, twice the memory of f16"
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -68,20 +70,23 @@ class OnnxBackend:
             threads=plan.threads.count,
             description=f"ONNX Runtime {library.__version__}, CPU provider, {plan.threads.count} threads ({plan.threads.reason}), float32 cache, "
             "activations of 8 bits where weights are quantized",
-            warnings=warnings,
+            warnings=(*warnings, *(() if options.cache_type == "f32" else (WIDE_CACHE,))),
         )
 
     @classmethod
     def load(cls, model: Path, options: BackendOptions) -> OnnxBackend:
         """Opens the file, plans, checks the plan against the memory that is available, and makes the graph and its session.
 
-        The cache is float32 whatever `cache_type` says: the provider has no attention over float16 keys with float32 queries. Raises
-        BackendUnavailableError without onnxruntime or onnx, UnsupportedModelError for what has no ONNX form, and the file's own errors.
+        The cache is float32: the provider has no attention over float16 keys with float32 queries. For f16, which is what is asked for by default, a
+        warning says so; another type is an InvalidRequestError. Raises BackendUnavailableError without onnxruntime or onnx, UnsupportedModelError for
+        what has no ONNX form, and the file's own errors.
         """
         library = require_onnxruntime()
         require_onnx()
         if options.instruction_set is not None:
             raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the onnx backend chooses its own; leave it out")
+        if options.cache_type not in ("f16", "f32"):
+            raise InvalidRequestError(f"cache_type is {options.cache_type!r}, but the cache of the onnx backend is float32; leave it out, or use numba")
         file = GGUFFile.open(model)
         try:
             file.refuse_unsupported_formats()
