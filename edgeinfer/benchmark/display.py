@@ -91,7 +91,7 @@ def _speed(run: ThreadsResult, engine: str, name: str) -> str:
 
 
 def _memory(run: ThreadsResult) -> Table:
-    table = _table("memory in MB: private at its peak, and the file pages (code, weights) that answering reads; seconds to import and load")
+    table = _table("memory in MB: private at its peak, and the file pages (code, weights) that answering reads; seconds to import and load, compiling included")
     for column in ("engine", "private", "file pages", "together", "to ours", "peak resident size", "loading"):
         table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
     ours = run.engines[run.base].memory.peak

@@ -106,7 +106,7 @@ def measured_backends() -> dict[str, str]:
     from edgeinfer.backends.choice import UNMEASURED, kept
     from edgeinfer.core.printable import printable
 
-    found = {f"{printable(item.model)}, {item.threads} threads": f"{item.fastest_first[0]}: {item.describe()}" for item in kept()}
+    found = {f"{printable(item.model)}, threads {item.threads}": f"{item.fastest_first[0]}: {item.describe()}" for item in kept()}
     return found | {"not measured": f"{UNMEASURED[0]} where it runs, else {' or '.join(UNMEASURED[1:])}; `edgeinfer bench MODEL --backends ...` measures"}
 
 

@@ -27,4 +27,4 @@ def test_run_and_doctor_tell_the_choice(command: Command, tmp_path: Path, monkey
     ended = command("run", str(tiny), "-p", "a", "-n", "2", "--backend", "auto", "--threads", "1")
     assert ended.code == 0 and f"edgeinfer: backend auto is fake: {MEASURED.describe()}" in ended.err
     section = json.loads(command("doctor", "--json").out)["backend auto"]
-    assert section["tiny, 1 threads"] == f"fake: {MEASURED.describe()}" and section["not measured"].startswith("numba where it runs")
+    assert section["tiny, threads 1"] == f"fake: {MEASURED.describe()}" and section["not measured"].startswith("numba where it runs")
