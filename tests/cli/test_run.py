@@ -121,7 +121,7 @@ def test_more_threads_than_cores_are_warned_of(command: Command, engine: Any, mo
     from edgeinfer.core import host
 
     monkeypatch.delenv("EDGEINFER_THREADS", raising=False)
-    monkeypatch.setattr(host, "usable_cores", lambda: host.UsableCores(2, "2 processors", (0, 1), ()))
+    monkeypatch.setattr(host, "usable_cores", lambda *_: host.UsableCores(2, "2 processors", (0, 1), ()))
     ended = command("run", "m.gguf", "-p", "a", "--threads", "3")
     assert (ended.code, ended.out) == (0, "A")
     assert ended.err.startswith("edgeinfer: warning: 3 threads (asked for) wait for each other on 2 cores (2 processors): this is slow\n")

@@ -182,6 +182,8 @@ def half_idioms(simd, operands, step, worker, workers):
         simd.store_f32x16(output + size, simd.load_bf16x16(halves))
         simd.store_f16x16(output + 2 * size, simd.load_f32x16(simd.load_i64(operands + 16) + 64 * i))
         simd.store_f16x16(output + 2 * size + 32, simd.f16_to_f32(simd.f32_to_f16(widened)))
+        simd.store_f32x16(output + 3 * size, simd.splat_f16(halves))
+        simd.store_f16(output + 4 * size, simd.load_f32(simd.load_i64(operands + 16) + 64 * i))
 
 
 @kernel_function
@@ -196,6 +198,7 @@ def partial_idioms(simd, operands, step, worker, workers):
     columns = simd.load_i64(operands + 32)
     simd.store_column_f32(columns, x)
     simd.store_column_f16(columns + 1024, x)
+    simd.store_column_i8(columns + 1536, simd.round_i32(x))
 
 
 @kernel_function
@@ -312,7 +315,7 @@ def half_edges() -> NDArray[F32]:
 def test_half_floats_exhaustively(level: str) -> None:
     patterns = np.arange(65536, dtype=np.uint16)
     floats = np.concatenate([half_edges(), np.random.default_rng(5).integers(0, 2**32, 65536, dtype=np.uint32).view(F32)])[:65536]
-    stored = run_vectors(level, half_idioms, [patterns.reshape(-1, 16), floats.reshape(-1, 16)], 3)
+    stored = run_vectors(level, half_idioms, [patterns.reshape(-1, 16), floats.reshape(-1, 16)], 5)
     halves = patterns.view(np.float16)
     bfloats = (patterns.astype(np.uint32) << 16).view(F32)
     agree(stored[:2], [halves.astype(F32).reshape(-1, 16), bfloats.reshape(-1, 16)])
@@ -322,6 +325,10 @@ def test_half_floats_exhaustively(level: str) -> None:
         expected = floats.astype(np.float16).view(np.uint16).reshape(-1, 16)
     np.testing.assert_array_equal(rounded[:, :16][numbers], expected[numbers])
     assert np.isnan(rounded[:, :16].view(np.float16)[~numbers]).all()
+    agree(stored[3:4], [np.repeat(halves[::16].astype(F32), 16).reshape(-1, 16)])
+    single, first = stored[4].view(np.uint16)[:, 0], numbers[:, 0]
+    np.testing.assert_array_equal(single[first], expected[first, 0])
+    assert np.isnan(single.view(np.float16)[~first]).all()
     back = rounded[:, 16:].reshape(-1)
     numbers = ~np.isnan(halves)
     np.testing.assert_array_equal(back[numbers], patterns[numbers])
@@ -335,7 +342,7 @@ def test_partial_vectors_touch_nothing_else(level: str, lanes: int) -> None:
     memory = Memory()
     x = memory.copy(np.arange(1, kept + 1, dtype=F32))
     w = memory.copy(np.arange(1, kept + 1, dtype=np.float64) / 4)
-    output, step, columns = memory.allocate(4 * kept), memory.allocate(64), memory.allocate(1024 + 512)
+    output, step, columns = memory.allocate(4 * kept), memory.allocate(64), memory.allocate(1024 + 512 + 256)
     call(level, partial_idioms, [lanes, x.ctypes.data, w.ctypes.data, output.ctypes.data, columns.ctypes.data], step.ctypes.data)
     memory.check()
     padded = np.zeros(16, F32)
@@ -345,7 +352,8 @@ def test_partial_vectors_touch_nothing_else(level: str, lanes: int) -> None:
     whole = np.zeros((16, 16), F32)
     whole[:, 0] = padded
     np.testing.assert_array_equal(columns[:1024].view(F32).reshape(16, 16), whole)
-    np.testing.assert_array_equal(columns[1024:].view(np.float16).reshape(16, 16), whole)
+    np.testing.assert_array_equal(columns[1024:1536].view(np.float16).reshape(16, 16), whole)
+    np.testing.assert_array_equal(columns[1536:].view(np.int8).reshape(16, 16), whole)
 
 
 @every_level
