@@ -76,7 +76,7 @@ def main() -> None:
             unable(f"edgeinfer compile ended with code {made.returncode}")
         ahead = seconds("kernels and weights ahead", run, state("ahead"), options.rounds)
         modules = imported(run, state("ahead"))
-        everything = imported(run, state("cold-imports"))
+        control = imported([sys.executable, "-c", "import numba"], state("control"))
         python = peer_interpreters({}).get("llamacpp", sys.executable)
         if subprocess.run([python, "-c", "import llama_cpp"], capture_output=True, check=False).returncode == 0:
             command = [python, "-c", LLAMA, str(path), PROMPT]
@@ -89,7 +89,7 @@ def main() -> None:
     at_most("made ahead: process start to first token", ahead, AHEAD, "s", 3)
     compilers = {"numba", "llvmlite"}
     bar("made ahead: neither Numba nor llvmlite is imported", not modules & compilers, f"{len(modules)} modules, of them {sorted(modules & compilers)}")
-    bar("the look at imports would have seen Numba (a cold run imports it)", "numba" in everything, f"{len(everything)} modules in a cold run")
+    bar("the look at imports sees Numba and llvmlite where they are imported", compilers <= control, f"{len(control)} modules of `import numba`")
     finish()
 
 

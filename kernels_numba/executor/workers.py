@@ -29,7 +29,7 @@ from kernels_numba.executor.tape import Tape
 SPIN_NANOSECONDS = 30_000
 """How long a worker spins at a barrier before it sleeps; see `run`."""
 
-IDLE_SPIN_NANOSECONDS = 200_000
+IDLE_SPIN_NANOSECONDS = 500_000
 """How long a worker spins between runs: somewhat longer than what a caller does between two steps. Being woken costs it 15 microseconds."""
 
 MAXIMUM_WORKERS = run_kernels.MAXIMUM_WORKERS
