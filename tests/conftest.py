@@ -7,6 +7,7 @@ and as fixtures of the same names that return those functions.
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,11 @@ _OPTIONAL = {
     "llamacpp": (("llama_cpp",), "llama-cpp-python is not installed (needs a C++ compiler): `make test` builds it"),
     "onnx": (("onnxruntime", "onnx"), "onnxruntime and onnx are not both installed: pip install 'edgeinfer[onnx]'"),
 }
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with interrupts ignored, and all children inherit that: tests of Ctrl-C would wait for ever."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
