@@ -71,9 +71,10 @@ class LlamaCppBackend:
             plan = _memory_plan(library, handle, options, cells)
             plan.check(Path(model).name, options.context)
             sequences = min(options.maximum_sequences, _MAXIMUM_SEQUENCES)
-            # A recurrent state is that of the last position alone, so there is no prefix of it to share.
-            recurrent = library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle)
-            kept = 0 if recurrent else min(sequences, _MAXIMUM_SEQUENCES - sequences)
+            # A recurrent state is that of the last position alone, so there is no prefix of it to share. With sliding windows llama.cpp gives cells of a
+            # sequence that lie behind its window to others, so what looks like a prefix may have lost its last positions.
+            forgets = library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle) or library.llama_model_n_swa(handle) > 0
+            kept = 0 if forgets else min(sequences, _MAXIMUM_SEQUENCES - sequences)
             context = library.llama_init_from_model(handle, _context_parameters(library, options, threads, sequences + kept, cells))
             if not context:
                 raise EdgeInferError(f"llama.cpp cannot make a context of {cells} tokens for {model}: {logged_reason()}")

@@ -55,6 +55,20 @@ def test_threads_step_and_release_side_by_side(backend: LlamaCppBackend) -> None
         assert all(all(same) for same in pool.map(run, range(4)))
 
 
+def test_nothing_is_shared_of_a_model_with_windows(backend: LlamaCppBackend, tmp_path: Path) -> None:
+    """llama.cpp gives cells behind a sequence's window to others: requests side by side would now and then begin with what is no longer there."""
+    assert backend.capabilities.kept_sequences > 0
+    windowed = LlamaCppBackend.load(tiny_gemma3(tmp_path / "gemma3.gguf"), BackendOptions(**OPTIONS))
+    try:
+        assert windowed.capabilities.kept_sequences == 0
+        driver = Driver(windowed)
+        driver.whole(1, _tokens(100))
+        with pytest.raises(InvalidRequestError, match="cannot take over"):
+            windowed.share_prefix(1, 2, 32)
+    finally:
+        windowed.close()
+
+
 def test_closing_waits_for_the_step_that_runs(model: Path) -> None:
     loaded = LlamaCppBackend.load(model, BackendOptions(**OPTIONS))
     driver, errors = Driver(loaded), []
