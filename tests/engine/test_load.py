@@ -63,7 +63,6 @@ def test_prefixes_are_not_reused_if_so_asked(model: Path) -> None:
 
 
 def test_loading_reports_its_progress(model: Path) -> None:
-    pytest.importorskip("edgeinfer.backends.numba")
     seen: list[tuple[int, int]] = []
     with Engine.load(model, threads=1, progress=lambda done, total: seen.append((done, total))):
         pass
