@@ -3,7 +3,6 @@ other)."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,33 +11,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeinfer.core.host import instruction_sets
 from kernels_numba.executor import step as step_words
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.ops import pages as pages_ops
 from kernels_numba.ops.cache_types import head_bytes
-from kernels_numba.simd.levels import LEVELS, level_by_name, usable_levels
+from kernels_numba.simd.levels import level_by_name
+from tests.support.kernels import runnable_levels
 
 GUARD = 192
 GUARD_BYTE = 0xA5
 KERNEL_FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "test-kernels"
 
 
-def _levels() -> list[object]:
-    features = frozenset(instruction_sets())
-    usable = {level.name for level in usable_levels(platform.machine(), features)}
-    same_architecture = [level for level in LEVELS if level.architecture == platform.machine()]
-    return [
-        pytest.param(
-            level.name,
-            marks=[] if level.name in usable else pytest.mark.skip(reason=f"this machine lacks {sorted(level.features - features)}"),
-        )
-        for level in same_architecture
-    ]
-
-
-ALL_LEVELS = _levels()
-every_level = pytest.mark.parametrize("level", ALL_LEVELS)
+every_level = pytest.mark.parametrize("level", [level.name for level in runnable_levels()])
 
 
 @cache

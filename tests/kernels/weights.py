@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from kernels_numba.formats import all_formats, format_by_name
 from kernels_numba.layouts import packed_bytes
-from tests.kernels.support import ALL_LEVELS, Memory, StepWords, run
+from tests.kernels.support import Memory, StepWords, run
+from tests.support.kernels import runnable_levels
 
 Bytes = NDArray[np.uint8]
 CAMPAIGN = float(os.environ.get("EDGEINFER_FUZZ_SCALE", "1")) > 1
@@ -24,14 +25,14 @@ FLOATS = tuple(name for name, entry in all_formats().items() if not entry.quanti
 _ONE_OF_EACH_KIND = ("Q8_0", "Q4_K", "Q6_K", "F16")
 
 
-def levels_and_formats(wanted: tuple[str, ...]) -> list[object]:
+def levels_and_formats(wanted: tuple[str, ...]) -> list[tuple[str, str]]:
     """Parameters (level, format name)."""
-    parameters = []
-    for index, level in enumerate(ALL_LEVELS):
-        for name in wanted:
-            if index == 0 or CAMPAIGN or name in _ONE_OF_EACH_KIND:
-                parameters.append(pytest.param(level.values[0], name, marks=level.marks))
-    return parameters
+    return [
+        (level.name, name)
+        for index, level in enumerate(runnable_levels())
+        for name in wanted
+        if index == 0 or CAMPAIGN or name in _ONE_OF_EACH_KIND
+    ]
 
 
 def column_counts(format_name: str) -> list[int]:
