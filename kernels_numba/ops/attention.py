@@ -205,7 +205,7 @@ def attend_span(
         high = min(slot + min(row + tile - 1, total - 1) // heads + 1 - origin, SPAN)
         if low < high:
             sum_values(
-                simd, cache, tile, scores + LINE * row, lines, low, high, span_pages, store, bytes_per_page, cache.head_bytes(simd, key_size),
+                simd, cache, tile, scores + LINE * row, lines, low, high, span_pages, store, bytes_per_page, cache.head_bytes(simd, cache, key_size),
                 value_size, states + row * stride,
             )  # fmt: skip
         row += tile
@@ -343,7 +343,7 @@ def attention(simd, cache, operands, step, worker, workers):
     output_stride = word(simd, operands, 15)
     blocks = simd.load_i64(step + QUERY_BLOCK_COUNT)
     table = simd.load_i64(step + QUERY_BLOCKS)
-    head_bytes = cache.head_bytes(simd, key_size) + cache.head_bytes(simd, value_size)
+    head_bytes = cache.head_bytes(simd, cache, key_size) + cache.head_bytes(simd, cache, value_size)
     total = 0
     for block in range(table, table + 16 * blocks, 16):
         rows = simd.load_i32(block + 4)

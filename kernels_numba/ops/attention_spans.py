@@ -42,9 +42,9 @@ def score_tile(simd, cache, width: Constant, queries, lines, pages, first_page, 
         for chunk in range(0, key_size, 16):
             if width <= 8:  # few rows wait for memory, and the next page may lie anywhere
                 simd.prefetch(next_keys + PAGE_POSITIONS * cache.element_bytes * chunk, cache.key_lines)
-            scale = cache.key_scale(simd, keys, chunk, key_size)
+            scale = cache.key_scale(simd, cache, keys, chunk, key_size)
             for dimension in range(16):
-                tile = simd.tile_fma(tile, cache.key(simd, keys, chunk + dimension, scale), query + 4 * dimension, LINE)
+                tile = simd.tile_fma(tile, cache.key(simd, cache, keys, chunk + dimension, scale), query + 4 * dimension, LINE)
             query += lines
         simd.tile_store_rows(tile, scores, LINE)
         scores += lines
@@ -65,17 +65,17 @@ def score_row(simd, cache, query, lines, pages, first_page, end_page, store, byt
         score2 = zero
         score3 = zero
         for chunk in range(0, key_size, 16):
-            scale0 = cache.key_scale(simd, keys0, chunk, key_size)
-            scale1 = cache.key_scale(simd, keys1, chunk, key_size)
-            scale2 = cache.key_scale(simd, keys2, chunk, key_size)
-            scale3 = cache.key_scale(simd, keys3, chunk, key_size)
+            scale0 = cache.key_scale(simd, cache, keys0, chunk, key_size)
+            scale1 = cache.key_scale(simd, cache, keys1, chunk, key_size)
+            scale2 = cache.key_scale(simd, cache, keys2, chunk, key_size)
+            scale3 = cache.key_scale(simd, cache, keys3, chunk, key_size)
             factors = query + chunk // 16 * lines
             for dimension in range(chunk, chunk + 16):
                 factor = simd.splat_f32(simd.load_f32(factors + 4 * (dimension - chunk)))
-                score0 = simd.fma(cache.key(simd, keys0, dimension, scale0), factor, score0)
-                score1 = simd.fma(cache.key(simd, keys1, dimension, scale1), factor, score1)
-                score2 = simd.fma(cache.key(simd, keys2, dimension, scale2), factor, score2)
-                score3 = simd.fma(cache.key(simd, keys3, dimension, scale3), factor, score3)
+                score0 = simd.fma(cache.key(simd, cache, keys0, dimension, scale0), factor, score0)
+                score1 = simd.fma(cache.key(simd, cache, keys1, dimension, scale1), factor, score1)
+                score2 = simd.fma(cache.key(simd, cache, keys2, dimension, scale2), factor, score2)
+                score3 = simd.fma(cache.key(simd, cache, keys3, dimension, scale3), factor, score3)
         simd.store_f32x16(scores, score0)
         simd.store_f32x16(scores + lines, score1)
         simd.store_f32x16(scores + 2 * lines, score2)
@@ -194,7 +194,7 @@ def value_tile(
             first = max(low - page * PAGE_POSITIONS, 0)
             end = min(high - page * PAGE_POSITIONS, PAGE_POSITIONS)
             for position in range(first, end):
-                tile = simd.tile_fma(tile, cache.value(simd, values, position, dimension, value_size), line + 4 * position, LINE)
+                tile = simd.tile_fma(tile, cache.value(simd, cache, values, position, dimension, value_size), line + 4 * position, LINE)
         simd.tile_store_rows(simd.tile_add(tile, zero), states + STATE_BYTES + 4 * dimension, state_stride(simd, value_size))
         dimension += 16
 
@@ -218,10 +218,10 @@ def value_tile_64(
         end = min(high - page * PAGE_POSITIONS, PAGE_POSITIONS)
         for position in range(first, end):
             simd.prefetch(next_values + position * value_size * cache.element_bytes, cache.element_bytes)
-            tile0 = simd.tile_fma(tile0, cache.value(simd, values, position, dimension, value_size), line + 4 * position, LINE)
-            tile1 = simd.tile_fma(tile1, cache.value(simd, values, position, dimension + 16, value_size), line + 4 * position, LINE)
-            tile2 = simd.tile_fma(tile2, cache.value(simd, values, position, dimension + 32, value_size), line + 4 * position, LINE)
-            tile3 = simd.tile_fma(tile3, cache.value(simd, values, position, dimension + 48, value_size), line + 4 * position, LINE)
+            tile0 = simd.tile_fma(tile0, cache.value(simd, cache, values, position, dimension, value_size), line + 4 * position, LINE)
+            tile1 = simd.tile_fma(tile1, cache.value(simd, cache, values, position, dimension + 16, value_size), line + 4 * position, LINE)
+            tile2 = simd.tile_fma(tile2, cache.value(simd, cache, values, position, dimension + 32, value_size), line + 4 * position, LINE)
+            tile3 = simd.tile_fma(tile3, cache.value(simd, cache, values, position, dimension + 48, value_size), line + 4 * position, LINE)
     target = states + STATE_BYTES + 4 * dimension
     stride = state_stride(simd, value_size)
     simd.tile_store_rows(simd.tile_add(tile0, zero), target, stride)

@@ -4,24 +4,25 @@
 `q8_0`: codes of one byte in the same places, with a half-float scale for up to 32 dimensions of a position: int8 [key_size][16], scales
 [groups][16], int8 [16][value_size], scales [16][groups]. The product of code and scale is exact in float32.
 
-Members: `head_bytes(size)` of the keys, or the values, of a head in a page; `key_scale(keys, dimension, size)`, what `key` needs for the 16 dimensions from
-`dimension`; `key(keys, dimension, scale)`, float32 keys of a page's 16 positions; `value(values, position, dimension, size)`, 16 dimensions of a
-position, `dimension` a multiple of 16; `store_key` and `store_value` (source, size, keys or values, position, largest) round float32[size] and return
-the larger of `largest` and the bits of the magnitudes; `overflow`, the smallest bits of a magnitude that the type does not hold; for prefetches,
-`element_bytes`, also the cache lines of 64 dimensions of a position, and `key_lines`, those of a page's keys at 16 dimensions.
+Members, which take the cache type itself behind `simd`: `head_bytes(size)` of the keys, or the values, of a head in a page; `key_scale(keys, dimension,
+size)`, what `key` needs for the 16 dimensions from `dimension`; `key(keys, dimension, scale)`, float32 keys of a page's 16 positions; `value(values,
+position, dimension, size)`, 16 dimensions of a position, `dimension` a multiple of 16; `store_key` and `store_value` (source, size, keys or values,
+position, largest) round float32[size] and return the larger of `largest` and the bits of the magnitudes; `overflow`, the smallest bits of a magnitude
+that the type does not hold; for prefetches, `element_bytes`, also the cache lines of 64 dimensions of a position, and `key_lines`, those of a page's
+keys at 16 dimensions. Float types have `load`, `store` and `store_column`, 16 elements in a row or a page's line apart.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from kernels_numba.ops.common import INFINITE, SMALLEST_SCALED
 from kernels_numba.simd.function import kernel_function
 
 PAGE_POSITIONS = 16
 CACHE_TYPES = ("f16", "f32", "q8_0")
 GROUP = 32
 """Dimensions that share a scale."""
-SMALLEST = (127 - 100) << 23  # the pattern of 2^-100
 OVERFLOW_F16 = 0x477FF000  # 65520 rounds to infinity
 OVERFLOW_Q8_0 = 0x4AFDF020  # 127 * 65520: its scale does
 
@@ -39,93 +40,91 @@ def larger_magnitudes(simd, value, largest):
 
 
 @kernel_function
-def no_key_scale(simd, keys, dimension, size):
+def bytes_float(simd, cache, size):
+    return PAGE_POSITIONS * size * cache.element_bytes
+
+
+@kernel_function
+def key_scale_float(simd, cache, keys, dimension, size):
+    """Nothing: `key_float` needs none."""
     return simd.splat_f32(np.float32(0))
 
 
 @kernel_function
-def bytes_f16(simd, size):
-    return 2 * PAGE_POSITIONS * size
+def key_float(simd, cache, keys, dimension, scale):
+    return cache.load(simd, keys + PAGE_POSITIONS * dimension * cache.element_bytes)
 
 
 @kernel_function
-def key_f16(simd, keys, dimension, scale):
-    return simd.load_f16x16(keys + 32 * dimension)
+def value_float(simd, cache, values, position, dimension, size):
+    return cache.load(simd, values + (position * size + dimension) * cache.element_bytes)
 
 
 @kernel_function
-def value_f16(simd, values, position, dimension, size):
-    return simd.load_f16x16(values + 2 * (position * size + dimension))
-
-
-@kernel_function
-def store_key_f16(simd, source, size, keys, position, largest):
+def store_key_float(simd, cache, source, size, keys, position, largest):
     for dimension in range(0, size, 16):
         value = simd.load_f32x16(source + 4 * dimension)
         largest = larger_magnitudes(simd, value, largest)
-        simd.store_column_f16(keys + 2 * (PAGE_POSITIONS * dimension + position), value)
+        cache.store_column(simd, keys + (PAGE_POSITIONS * dimension + position) * cache.element_bytes, value)
     return largest
 
 
 @kernel_function
-def store_value_f16(simd, source, size, values, position, largest):
+def store_value_float(simd, cache, source, size, values, position, largest):
     for dimension in range(0, size, 16):
         value = simd.load_f32x16(source + 4 * dimension)
         largest = larger_magnitudes(simd, value, largest)
-        simd.store_f16x16(values + 2 * (position * size + dimension), value)
+        cache.store(simd, values + (position * size + dimension) * cache.element_bytes, value)
     return largest
 
 
 @kernel_function
-def bytes_f32(simd, size):
-    return 4 * PAGE_POSITIONS * size
+def load_f16(simd, address):
+    return simd.load_f16x16(address)
 
 
 @kernel_function
-def key_f32(simd, keys, dimension, scale):
-    return simd.load_f32x16(keys + 64 * dimension)
+def store_f16(simd, address, value):
+    simd.store_f16x16(address, value)
 
 
 @kernel_function
-def value_f32(simd, values, position, dimension, size):
-    return simd.load_f32x16(values + 4 * (position * size + dimension))
+def store_column_f16(simd, address, value):
+    simd.store_column_f16(address, value)
 
 
 @kernel_function
-def store_key_f32(simd, source, size, keys, position, largest):
-    for dimension in range(0, size, 16):
-        value = simd.load_f32x16(source + 4 * dimension)
-        largest = larger_magnitudes(simd, value, largest)
-        simd.store_column_f32(keys + 4 * (PAGE_POSITIONS * dimension + position), value)
-    return largest
+def load_f32(simd, address):
+    return simd.load_f32x16(address)
 
 
 @kernel_function
-def store_value_f32(simd, source, size, values, position, largest):
-    for dimension in range(0, size, 16):
-        value = simd.load_f32x16(source + 4 * dimension)
-        largest = larger_magnitudes(simd, value, largest)
-        simd.store_f32x16(values + 4 * (position * size + dimension), value)
-    return largest
+def store_f32(simd, address, value):
+    simd.store_f32x16(address, value)
 
 
 @kernel_function
-def bytes_q8_0(simd, size):
+def store_column_f32(simd, address, value):
+    simd.store_column_f32(address, value)
+
+
+@kernel_function
+def bytes_q8_0(simd, cache, size):
     return PAGE_POSITIONS * (size + 2 * ((size + GROUP - 1) // GROUP))
 
 
 @kernel_function
-def key_scale_q8_0(simd, keys, dimension, size):
+def key_scale_q8_0(simd, cache, keys, dimension, size):
     return simd.load_f16x16(keys + PAGE_POSITIONS * (size + 2 * (dimension // GROUP)))
 
 
 @kernel_function
-def key_q8_0(simd, keys, dimension, scale):
+def key_q8_0(simd, cache, keys, dimension, scale):
     return simd.f32_from_i32(simd.sign_extend_i8(simd.load_i8x16(keys + PAGE_POSITIONS * dimension))) * scale
 
 
 @kernel_function
-def value_q8_0(simd, values, position, dimension, size):
+def value_q8_0(simd, cache, values, position, dimension, size):
     scale = simd.splat_f16(values + PAGE_POSITIONS * size + 2 * (position * ((size + GROUP - 1) // GROUP) + dimension // GROUP))
     return simd.f32_from_i32(simd.sign_extend_i8(simd.load_i8x16(values + position * size + dimension))) * scale
 
@@ -136,7 +135,7 @@ def scale_q8_0(simd, magnitudes):
     largest = simd.maximum_lanes_i32(magnitudes)
     scale = np.float32(0)
     inverse = np.float32(0)
-    if largest >= SMALLEST:
+    if largest >= SMALLEST_SCALED:
         magnitude = simd.f32_from_bits(largest)
         scale = magnitude / np.float32(127)
         inverse = np.float32(127) / magnitude
@@ -153,7 +152,7 @@ def group_magnitudes(simd, source, dimension, size):
 
 
 @kernel_function
-def store_key_q8_0(simd, source, size, keys, position, largest):
+def store_key_q8_0(simd, cache, source, size, keys, position, largest):
     for dimension in range(0, size, GROUP):
         magnitudes = group_magnitudes(simd, source, dimension, size)
         largest = simd.maximum_i32(largest, magnitudes)
@@ -166,7 +165,7 @@ def store_key_q8_0(simd, source, size, keys, position, largest):
 
 
 @kernel_function
-def store_value_q8_0(simd, source, size, values, position, largest):
+def store_value_q8_0(simd, cache, source, size, values, position, largest):
     scales = values + PAGE_POSITIONS * size + 2 * position * ((size + GROUP - 1) // GROUP)
     for dimension in range(0, size, GROUP):
         magnitudes = group_magnitudes(simd, source, dimension, size)
@@ -179,13 +178,15 @@ def store_value_q8_0(simd, source, size, values, position, largest):
     return largest
 
 
+FLOAT = {
+    "head_bytes": bytes_float, "key_scale": key_scale_float, "key": key_float, "value": value_float,
+    "store_key": store_key_float, "store_value": store_value_float,
+}  # fmt: skip
 F16 = {
-    "element_bytes": 2, "key_lines": 8, "overflow": OVERFLOW_F16, "head_bytes": bytes_f16, "key_scale": no_key_scale, "key": key_f16, "value": value_f16,
-    "store_key": store_key_f16, "store_value": store_value_f16,
+    **FLOAT, "element_bytes": 2, "key_lines": 8, "overflow": OVERFLOW_F16, "load": load_f16, "store": store_f16, "store_column": store_column_f16,
 }  # fmt: skip
 F32 = {
-    "element_bytes": 4, "key_lines": 16, "overflow": 0x7F800000, "head_bytes": bytes_f32, "key_scale": no_key_scale, "key": key_f32, "value": value_f32,
-    "store_key": store_key_f32, "store_value": store_value_f32,
+    **FLOAT, "element_bytes": 4, "key_lines": 16, "overflow": INFINITE, "load": load_f32, "store": store_f32, "store_column": store_column_f32,
 }  # fmt: skip
 Q8_0 = {
     "element_bytes": 1, "key_lines": 4, "overflow": OVERFLOW_Q8_0, "head_bytes": bytes_q8_0, "key_scale": key_scale_q8_0, "key": key_q8_0, "value": value_q8_0,

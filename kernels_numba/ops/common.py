@@ -15,6 +15,10 @@ from kernels_numba.simd.function import kernel_function
 GROUP = 32
 BLOCK_BYTES_PER_TOKEN = 48
 
+# Bits of a float32 magnitude, which order like the numbers.
+SMALLEST_SCALED = (127 - 100) << 23  # 2^-100: a group of which nothing is larger has the scale 0
+INFINITE = 0x7F800000
+
 
 @kernel_function
 def word(simd: Any, operands: int, index: int) -> int:

@@ -51,8 +51,8 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
     rows = simd.load_i64(step + ROWS)
     slots = simd.load_i64(step + SLOTS)
     sequences = simd.load_i64(step + ROW_SEQUENCES)
-    values_at = cache.head_bytes(simd, key_size)
-    bytes_per_head = values_at + cache.head_bytes(simd, value_size)
+    values_at = cache.head_bytes(simd, cache, key_size)
+    bytes_per_head = values_at + cache.head_bytes(simd, cache, value_size)
     largest = simd.splat_i32(0)  # bits of magnitudes, which order like the numbers, NaN above all
     for unit in range(share_start(simd, rows * kv_heads, worker, workers), share_start(simd, rows * kv_heads, worker + 1, workers)):
         head = unit // rows
@@ -61,7 +61,7 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
         pages = page_table(simd, step, simd.load_i32(sequences + 4 * row), group)
         position = slot % PAGE_POSITIONS
         page = page_address(simd, pages, slot // PAGE_POSITIONS, store, bytes_per_page) + head * bytes_per_head
-        largest = cache.store_key(simd, keys + row * keys_stride + 4 * head * key_size, key_size, page, position, largest)
-        largest = cache.store_value(simd, values + row * values_stride + 4 * head * value_size, value_size, page + values_at, position, largest)
+        largest = cache.store_key(simd, cache, keys + row * keys_stride + 4 * head * key_size, key_size, page, position, largest)
+        largest = cache.store_value(simd, cache, values + row * values_stride + 4 * head * value_size, value_size, page + values_at, position, largest)
     if simd.maximum_lanes_i32(largest) >= cache.overflow and simd.load_i64(step + STATUS) == 0:
         simd.store_i64(step + STATUS, STATUS_NON_FINITE)

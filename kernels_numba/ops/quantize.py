@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, row_count, share_start, tile_width, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, INFINITE, SMALLEST_SCALED, row_count, share_start, tile_width, word
 from kernels_numba.simd.function import kernel_function
 
 QUANTIZE_OPERANDS = ("input", "input_stride", "width", "per_output", "output")
-
-SMALLEST = (127 - 100) << 23  # the pattern of 2^-100
-INFINITE = 0x7F800000
 
 
 @kernel_function
@@ -30,7 +27,7 @@ def quantize_group(simd, low, high, block, per_tile, lane):
         scale = simd.f32_from_bits(0x7FC00000)
         low = zero
         high = zero
-    elif largest >= SMALLEST:
+    elif largest >= SMALLEST_SCALED:
         magnitude = simd.f32_from_bits(largest)
         scale = magnitude / np.float32(127)
         inverse = np.float32(127) / magnitude

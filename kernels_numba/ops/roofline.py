@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels_numba.ops.common import share_start, word
+from kernels_numba.ops.linear import PREFETCH_BYTES
 from kernels_numba.simd.function import Constant, kernel_function
 
 READ_OPERANDS = ("buffer", "bytes", "results")  # results: 64 bytes a worker
@@ -16,9 +17,6 @@ INT8_OPERANDS = ("rounds", "operands", "results")  # operands: 512 bytes that ar
 
 READ_UNIT = 4096
 """Bytes in which the buffer is shared out; the rest of it is not read."""
-
-PREFETCH_BYTES = 4096
-"""As far ahead as `ops.linear` prefetches."""
 
 MULTIPLY_ADDS_PER_DOT = 64
 """Of one `dot_u7i8` of 16 lanes."""
@@ -81,8 +79,8 @@ def read_four_streams_prefetched(simd: Any, operands: int, step: int, worker: in
 
 
 @kernel_function
-def int8_peak_small(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
-    """`rounds` rounds of 2 x 2 dot products with four accumulators, which the registers of every instruction set hold.
+def int8_products(simd: Any, large: Constant, operands: int, worker: int) -> None:
+    """`rounds` rounds of 2 x 2 dot products with an accumulator each, or of 4 x 3 if `large`.
 
     The operands come from the first-level cache once a round. The store keeps the compiler from taking the products, always the same, out of the loop.
     """
@@ -90,9 +88,7 @@ def int8_peak_small(simd: Any, operands: int, step: int, worker: int, workers: i
     source = word(simd, operands, 1)
     result = word(simd, operands, 2) + 64 * worker
     a = simd.splat_i32(0)
-    b = a
-    c = a
-    d = a
+    b, c, d, e, f, g, h, i, j, k, m = a, a, a, a, a, a, a, a, a, a, a
     for index in range(rounds):
         simd.store_i64(result, index)
         first = simd.load_i8x64(source)
@@ -103,36 +99,28 @@ def int8_peak_small(simd: Any, operands: int, step: int, worker: int, workers: i
         b = simd.dot_u7i8(b, first, y)
         c = simd.dot_u7i8(c, second, x)
         d = simd.dot_u7i8(d, second, y)
-    simd.store_i32x16(result, (a + b) + (c + d))
+        if large:
+            third = simd.load_i8x64(source + 128)
+            fourth = simd.load_i8x64(source + 192)
+            z = simd.load_i8x64(source + 384)
+            e = simd.dot_u7i8(e, first, z)
+            f = simd.dot_u7i8(f, second, z)
+            g = simd.dot_u7i8(g, third, x)
+            h = simd.dot_u7i8(h, third, y)
+            i = simd.dot_u7i8(i, third, z)
+            j = simd.dot_u7i8(j, fourth, x)
+            k = simd.dot_u7i8(k, fourth, y)
+            m = simd.dot_u7i8(m, fourth, z)
+    simd.store_i32x16(result, ((a + b) + (c + d)) + ((e + f) + (g + h)) + ((i + j) + (k + m)))
+
+
+@kernel_function
+def int8_peak_small(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """Four accumulators, which the registers of every instruction set hold."""
+    int8_products(simd, 0, operands, worker)
 
 
 @kernel_function
 def int8_peak_large(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
-    """The same with 4 x 3 dot products: more accumulators hide a longer latency where there are registers for them."""
-    rounds = word(simd, operands, 0)
-    source = word(simd, operands, 1)
-    result = word(simd, operands, 2) + 64 * worker
-    a = simd.splat_i32(0)
-    b, c, d, e, f, g, h, i, j, k, m = a, a, a, a, a, a, a, a, a, a, a
-    for index in range(rounds):
-        simd.store_i64(result, index)
-        first = simd.load_i8x64(source)
-        second = simd.load_i8x64(source + 64)
-        third = simd.load_i8x64(source + 128)
-        fourth = simd.load_i8x64(source + 192)
-        x = simd.load_i8x64(source + 256)
-        y = simd.load_i8x64(source + 320)
-        z = simd.load_i8x64(source + 384)
-        a = simd.dot_u7i8(a, first, x)
-        b = simd.dot_u7i8(b, first, y)
-        c = simd.dot_u7i8(c, first, z)
-        d = simd.dot_u7i8(d, second, x)
-        e = simd.dot_u7i8(e, second, y)
-        f = simd.dot_u7i8(f, second, z)
-        g = simd.dot_u7i8(g, third, x)
-        h = simd.dot_u7i8(h, third, y)
-        i = simd.dot_u7i8(i, third, z)
-        j = simd.dot_u7i8(j, fourth, x)
-        k = simd.dot_u7i8(k, fourth, y)
-        m = simd.dot_u7i8(m, fourth, z)
-    simd.store_i32x16(result, ((a + b) + (c + d)) + ((e + f) + (g + h)) + ((i + j) + (k + m)))
+    """Twelve accumulators hide a longer latency where there are registers for them."""
+    int8_products(simd, 1, operands, worker)
