@@ -6,7 +6,6 @@ import os
 from functools import cache
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from kernels_numba.formats import all_formats, format_by_name

@@ -10,8 +10,8 @@ from edgeinfer.core.host import instruction_sets
 from kernels_numba.simd.levels import LEVELS, level_by_name, usable_levels
 from tests.support.kernels import lowest_level, runnable_levels
 
-HASWELL = frozenset("avx2 fma f16c bmi1 bmi2 abm movbe".split())
-CASCADE_LAKE = HASWELL | frozenset("avx512f avx512cd avx512bw avx512vl avx512dq avx512_vnni".split())
+HASWELL = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
+CASCADE_LAKE = HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 
 
 @pytest.mark.parametrize(
