@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,8 @@ class BackendOptions:
     instruction_set: str | None = None  # a level's name, to force it
     cache_type: str = "f16"  # of CACHE_TYPES
     profile: bool = False  # time every operation of a step, for backends that can: see `ProfilingBackend`
+    provider: str | None = None  # of ONNX Runtime, for the backend onnx: `NAME[:key=value,...]`, or auto
+    minimum_share: float | None = None  # of a graph's nodes, that the provider must run
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,40 @@ class CacheGroup:
     page_size: int  # tokens
     pages: int
     window: int  # 0: positions live as long as the sequence; w: positions more than w behind may be released
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who runs the nodes of a graph, as ONNX Runtime tells after the session is made. `nodes`: its name of a provider -> nodes."""
+
+    provider: str  # as users name it
+    dialect: str
+    device: str
+    nodes: Mapping[str, int]
+    provider_nodes: int  # those that this provider runs itself
+    reason: str = ""  # why this one was taken, when none was named
+
+    @property
+    def total(self) -> int:
+        return sum(self.nodes.values())
+
+    @property
+    def share(self) -> float:
+        """Of all nodes, that the provider runs itself."""
+        return self.provider_nodes / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        """Such as: provider openvino (CPU, dialect opset21) runs 179 of 179 nodes."""
+        rest = {name: count for name, count in self.nodes.items() if count} if self.provider_nodes < self.total else {}
+        others = f" ({', '.join(f'{name} {count}' for name, count in rest.items())})" if rest else ""
+        chosen = f"provider auto is {self.provider}: {self.reason}; it" if self.reason else f"provider {self.provider}"
+        return f"{chosen} runs {self.provider_nodes} of {self.total} nodes{others} on {self.device} in the dialect {self.dialect}"
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "provider": self.provider, "device": self.device, "dialect": self.dialect, "nodes": dict(self.nodes), "share": round(self.share, 6),
+            "reason": self.reason or None,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +98,7 @@ class Capabilities:
     separate_rope_positions: bool = False  # rope positions may differ from slots
     kept_sequences: int = 0  # above 0 it is a `PrefixSharingBackend`, which can hold so many sequences beside `maximum_sequences` that run
     times_operations: bool = False  # it is a `ProfilingBackend`, and was loaded with `profile`
+    placement: Placement | None = None  # of a graph that a provider runs
 
 
 class Backend(Protocol):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.backends.base import Backend, BackendOptions
-from edgeinfer.backends.load import BACKENDS, known_backends, load_backend
+from edgeinfer.backends.load import BACKENDS, known_backends, load_backend, refuse_provider
 from edgeinfer.core import host
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, UnknownChoiceError, UnsupportedModelError
 from edgeinfer.core.home import measurements_path
@@ -163,6 +163,7 @@ def load_auto(model: Path, options: BackendOptions, progress: Callable[[int, int
 
     `file` is the opened model, taken over as by `load_backend`. Raises BackendUnavailableError when no backend runs, with every reason.
     """
+    refuse_provider(AUTO, options)
     order, reason = candidates(file, options.threads)
     failures: dict[str, EdgeInferError] = {}
     handed_over: GGUFFile | None = file

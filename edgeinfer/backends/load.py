@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeinfer.backends.base import Backend, BackendOptions, Capabilities
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, UnknownChoiceError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, UnknownChoiceError
 from edgeinfer.gguf.reader import GGUFFile
 
 if TYPE_CHECKING:
@@ -64,13 +64,14 @@ def load_backend(
     """Loads `model` on the backend `name`; raises UnknownChoiceError for an unknown one, BackendUnavailableError for a missing or broken one, or the
     model's own errors.
 
-    Also raises UnknownChoiceError for a profile of a backend that keeps none.
+    Also raises UnknownChoiceError for a profile of a backend that keeps none, and InvalidRequestError for a provider of one that has none.
 
     `progress` is called with the bytes that are loaded and those there are, by backends that take their time. `file` is the model if the caller has opened
     it: a backend of ours takes it over, so that a vocabulary is not read twice; for others it is closed.
     """
     if options.profile and name in BACKENDS and name != "numba":
         raise _no_profile(name)
+    refuse_provider(name, options)
     if name == "numba":
         from edgeinfer.backends.numba.backend import NumbaBackend
 
@@ -90,6 +91,15 @@ def load_backend(
 
         return FakeBackend.load(model, options)
     return _load_installed(name, model, options)
+
+
+def refuse_provider(name: str, options: BackendOptions) -> None:
+    """Raises InvalidRequestError for execution providers with any backend but onnx, which alone has some."""
+    if name == "onnx" or (options.provider is None and options.minimum_share is None):
+        return
+    if options.provider is not None:
+        raise InvalidRequestError(f"provider is {options.provider!r}, but only the backend onnx has providers, not {name}; ask for it (--backend onnx)")
+    raise InvalidRequestError(f"a minimum share is given, but the backend {name} has no providers; leave it out")
 
 
 def _load_installed(name: str, model: Path, options: BackendOptions) -> Backend:

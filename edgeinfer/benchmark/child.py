@@ -105,7 +105,8 @@ def serve(fields: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
         for line in requests:
             print(json.dumps(answer(runner, fields["model"], json.loads(line))), file=answers, flush=True)
     except Exception as error:  # the parent shows it to the user
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        failure = {"error": f"{type(error).__name__}: {error}", "exit_code": getattr(error, "exit_code", 1)}
+        print(json.dumps(failure), file=answers, flush=True)
 
 
 def main() -> None:

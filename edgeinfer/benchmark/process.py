@@ -16,7 +16,7 @@ from edgeinfer.benchmark.memory import PrivateMemory
 from edgeinfer.benchmark.peers.runner import Start
 from edgeinfer.benchmark.results import backend_of
 from edgeinfer.benchmark.roofline import ROOFLINE
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, UnknownChoiceError
 
 
 class Child:
@@ -49,6 +49,9 @@ class Child:
         try:
             with self.memory:
                 self.description = self._read()
+        except UnknownChoiceError:  # what was asked for is wrong, not the machine
+            self.close()
+            raise
         except EdgeInferError as error:
             self.close()
             raise BackendUnavailableError(str(error)) from error
@@ -60,7 +63,8 @@ class Child:
             raise EdgeInferError(f"{self._engine}: its process ended with code {self._process.wait()} and without an answer{self._last_words()}")
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
-            raise EdgeInferError(f"{self._engine}: {found['error']}")
+            kind = UnknownChoiceError if found.get("exit_code") == UnknownChoiceError.exit_code else EdgeInferError
+            raise kind(f"{self._engine}: {found['error']}")
         return found
 
     def ask(self, command: str, **values: Any) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class BenchmarkOptions:
     interpreters: Mapping[str, str] = field(default_factory=dict)
     roofline: bool = True  # measure the machine's limits beside each engine
     search: bool = True  # look for each peer's fastest settings first
+    provider: str | None = None  # of ONNX Runtime, for the backend onnx, and the share of the graph that it must run: see `BackendOptions`
+    minimum_share: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("rounds", self.rounds), ("decode tokens", self.decode_tokens)):
@@ -73,6 +75,8 @@ class BenchmarkOptions:
             raise InvalidRequestError(f"batch sizes are {list(self.batch_sizes)}; at most {MAXIMUM_BATCH} sequences decode together")
         if not self.backends:
             raise InvalidRequestError("no backend was named; give at least one, such as numba")
+        if self.provider is not None and "onnx" not in self.backends:
+            raise InvalidRequestError(f"provider is {self.provider!r}, but the backend onnx, which alone has some, is not among the backends; name it as well")
         unknown = [peer for peer in self.peers if peer not in PEERS]
         if unknown:
             raise InvalidRequestError(f"there is no peer named {unknown[0]!r}; choose from {', '.join(PEERS)}")
@@ -184,10 +188,17 @@ def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str
 def _opener(engine: str, model: Path, options: BenchmarkOptions, threads: int) -> Callable[[Settings, int], Child]:
     def open_child(settings: Settings, sequences: int) -> Child:
         context = options.context if sequences == 1 else options.context_together
-        start = Start(engine, str(model), threads, context, sequences, options.cache_tokens, settings)
+        start = Start(engine, str(model), threads, context, sequences, options.cache_tokens, {**settings, **_own_settings(engine, options)})
         return Child(start, options.interpreters.get(engine, sys.executable))
 
     return open_child
+
+
+def _own_settings(engine: str, options: BenchmarkOptions) -> Settings:
+    """What our engine is told beside what every engine is."""
+    if engine != engine_on("onnx") or options.provider is None:
+        return {}
+    return {"provider": options.provider, "minimum_share": options.minimum_share}
 
 
 def _engine_result(team: Team, options: BenchmarkOptions) -> EngineResult:

@@ -43,6 +43,8 @@ def batch(
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
     backend: options.BackendName = "numba",
+    provider: options.Provider = None,
+    min_share: options.MinimumShare = None,
     threads: options.Threads = None,
     context: options.Context = None,
     cache_type: options.CacheType = "f16",
@@ -57,7 +59,7 @@ def batch(
     failed = answered = 0
     with (
         opened(source, "r") as lines,
-        loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type) as engine,
+        loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type, provider=provider, minimum_share=min_share) as engine,
         opened(target, "w") as output,
     ):
         for warning in engine.warnings:

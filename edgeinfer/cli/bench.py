@@ -20,6 +20,8 @@ def bench(
     batch: Annotated[str, typer.Option("--batch", help="sequences that decode together, with commas between")] = "1",
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
     backends: Annotated[str, typer.Option("--backends", help="backends of our own engine, with commas between; the first must run")] = "numba",
+    provider: options.Provider = None,
+    min_share: options.MinimumShare = None,
     peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, several with commas between, or none")] = "llamacpp",
     peer_python: Annotated[list[str] | None, typer.Option("--peer-python", help="PEER=INTERPRETER: the Python that has a peer")] = None,
     roofline: Annotated[bool, typer.Option("--roofline/--no-roofline", help="measure the machine's limits in every round")] = True,
@@ -36,6 +38,7 @@ def bench(
     from rich.console import Console
 
     from edgeinfer.backends.choice import parse_backends
+    from edgeinfer.backends.onnx.providers import check_provider
     from edgeinfer.benchmark.comparisons import keep_comparisons
     from edgeinfer.benchmark.display import print_result
     from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
@@ -45,6 +48,7 @@ def bench(
     from edgeinfer.cli.console import note, print_json
     from edgeinfer.core.host import worker_threads
 
+    check_provider(provider, min_share)  # before processes are started, which could only fail for it
     wanted = BenchmarkOptions(
         threads=(worker_threads().count,) if threads is None else parse_numbers(threads, "threads", "1,2"),
         prompt_lengths=parse_numbers(prompt_lengths, "prompt lengths", "32,512"),
@@ -56,6 +60,8 @@ def bench(
         interpreters=peer_interpreters(parse_interpreters(peer_python or [])),
         roofline=roofline,
         search=search,
+        provider=provider,
+        minimum_share=min_share,
     )
     path = resolve_model(model)
     if plot is not None:
@@ -63,7 +69,7 @@ def bench(
 
         check_plot(plot)  # before minutes are spent on measuring
     result = run_benchmark(path, wanted, note)
-    kept = keep_comparisons(result, path)
+    kept = keep_comparisons(result, path) if provider is None else []  # auto takes the backend onnx on its default provider
     if profile:
         from edgeinfer.benchmark.profile import with_profiles
 

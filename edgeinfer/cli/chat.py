@@ -26,6 +26,8 @@ def chat(
     seed: options.Seed = None,
     timings: Annotated[bool, typer.Option("--timings", help="show counts and speeds after each answer, on standard error")] = False,
     backend: options.BackendName = "numba",
+    provider: options.Provider = None,
+    min_share: options.MinimumShare = None,
     threads: options.Threads = None,
     context: options.Context = None,
     cache_type: options.CacheType = "f16",
@@ -37,7 +39,7 @@ def chat(
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed)
     instructions = None if system is None else text_argument("--system", system)
     refuse_without_template(model)
-    with loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type) as engine:
+    with loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type, provider=provider, minimum_share=min_share) as engine:
         for warning in engine.warnings:
             note(f"edgeinfer: warning: {warning}")
         converse(engine, params, instructions, timings)

@@ -135,7 +135,15 @@ def text_argument(name: str, text: str) -> str:
 
 
 @contextmanager
-def loading(model: str, backend: str, context: int | None, threads: int | None, cache_type: str = "f16") -> Iterator[Engine]:
+def loading(
+    model: str,
+    backend: str,
+    context: int | None,
+    threads: int | None,
+    cache_type: str = "f16",
+    provider: str | None = None,
+    minimum_share: float | None = None,
+) -> Iterator[Engine]:
     """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
     _import_numpy_without_threads()
     gc.disable()  # loading makes a million objects that stay, and no garbage to speak of
@@ -153,7 +161,9 @@ def loading(model: str, backend: str, context: int | None, threads: int | None, 
         sys.stderr.write(f"loading {printable(model)}{' and compiling kernels, which the first time takes a while' if first else ''} ...")
         sys.stderr.flush()
     try:
-        engine = Engine.load(model, backend=backend, context=context, threads=threads, cache_type=cache_type)
+        engine = Engine.load(
+            model, backend=backend, context=context, threads=threads, cache_type=cache_type, provider=provider, minimum_share=minimum_share
+        )
     finally:
         gc.enable()
         if watched:
@@ -162,6 +172,8 @@ def loading(model: str, backend: str, context: int | None, threads: int | None, 
     gc.freeze()
     if backend == "auto":
         note(f"edgeinfer: {engine.backend_choice}")
+    if provider is not None:
+        note(f"edgeinfer: {engine.capabilities.placement}")
     with engine:
         yield engine
 

@@ -10,6 +10,17 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="path of a GGUF file
 BackendName = Annotated[
     str, typer.Option("--backend", help="numba, llamacpp, onnx, or an installed one (`edgeinfer doctor` lists them); auto: the fastest that was measured here")
 ]
+Provider = Annotated[
+    str | None,
+    typer.Option(
+        "--provider",
+        metavar="NAME[:key=value,...]",
+        help="what runs the graph of --backend onnx: auto, cpu, openvino, qnn, xnnpack, coreml, dml, acl or another (`edgeinfer doctor` lists them)",
+    ),
+]
+MinimumShare = Annotated[
+    float | None, typer.Option("--min-share", help="of the model's graph that the provider must run itself, or it is refused; default: 0.5")
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="worker threads; default: the cores that this process may use")]
 Context = Annotated[int | None, typer.Option("--context", help="tokens that prompt and answer may have together; default: as trained, at most 4096")]
 CacheType = Annotated[str, typer.Option("--cache-type", help="what keys and values are kept as: f16, f32, or q8_0, which takes about half the memory")]

@@ -24,6 +24,8 @@ def run(
     stop: options.Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on after an end-of-text token")] = False,
     backend: options.BackendName = "numba",
+    provider: options.Provider = None,
+    min_share: options.MinimumShare = None,
     threads: options.Threads = None,
     context: options.Context = None,
     cache_type: options.CacheType = "f16",
@@ -37,7 +39,7 @@ def run(
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, [text_argument("--stop", text) for text in stop or []], ignore_eos)
     text = read_standard_input() if prompt == "-" else text_argument("--prompt", prompt)
-    with loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type) as engine:
+    with loading(model, backend=backend, context=context, threads=threads, cache_type=cache_type, provider=provider, minimum_share=min_share) as engine:
         completion = None
         for event in engine.stream(text, params):
             if not as_json:
@@ -49,9 +51,10 @@ def run(
             print()
         for warning in (*engine.warnings, *completion.warnings):
             note(f"edgeinfer: warning: {warning}")
+        placement = engine.capabilities.placement
     note(summary(completion))
     if as_json:
-        print_json(as_object(completion))
+        print_json(as_object(completion) | ({"placement": placement.to_json()} if placement is not None else {}))
 
 
 def read_standard_input() -> str:

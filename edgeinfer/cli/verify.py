@@ -19,6 +19,8 @@ def verify(
     greedy_tokens: Annotated[int, typer.Option("--greedy-tokens", help="tokens to generate after each of ten prompts")] = 64,
     backend: options.BackendName = "numba",
     backends: Annotated[str | None, typer.Option("--backends", help="compare these, with commas between, each with the float64 reference")] = None,
+    provider: options.Provider = None,
+    min_share: options.MinimumShare = None,
     report: Annotated[Path | None, typer.Option("--report", help="with --backends: write an HTML page with plots into this file")] = None,
     threads: options.Threads = None,
     cache_type: options.CacheType = "f16",
@@ -47,11 +49,12 @@ def verify(
 
         if instruction_set is not None or without_oracle:
             raise InvalidRequestError("--instruction-set and --without-oracle are for verify without --backends; leave them out")
-        _verify_backends(model, BackendsOptions(parse_backends(backends), tokens, greedy_tokens, threads, cache_type), report, as_json)
+        compared = BackendsOptions(parse_backends(backends), tokens, greedy_tokens, threads, cache_type, provider, min_share)
+        _verify_backends(model, compared, report, as_json)
         return
     if report is not None:
         raise InvalidRequestError("--report writes the comparison of backends; name them with --backends, such as --backends numba,llamacpp")
-    wanted = VerifyOptions(tokens, greedy_tokens, backend, threads, cache_type, instruction_set, not without_oracle)
+    wanted = VerifyOptions(tokens, greedy_tokens, backend, threads, cache_type, instruction_set, not without_oracle, provider, min_share)
     path = resolve_model(model)
     with StageReporter() as reporter:
         found = verify_model(path, wanted, reporter.stage)

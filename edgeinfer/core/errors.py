@@ -89,6 +89,10 @@ class UnknownChoiceError(BackendUnavailableError):
     exit_code = 2
 
 
+class ProviderError(UnknownChoiceError):
+    """An execution provider of ONNX Runtime that was asked for is unknown, not installed, without a device, refuses the graph, or runs too little of it."""
+
+
 class NonFiniteError(EdgeInferError):
     """A step produced an infinity or a NaN (an overflow in the cache type, a damaged weight)."""
 

@@ -78,6 +78,8 @@ class Engine:
         instruction_set: str | None = None,
         maximum_sequences: int | None = None,
         prefix_reuse: bool = True,
+        provider: str | None = None,
+        minimum_share: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Engine:
         """Loads a GGUF file, or the model of a card that was pulled.
@@ -86,7 +88,9 @@ class Engine:
         `context`: tokens that a prompt and its answer may have together; default: what the file was trained for, at most 4,096. `threads`: default:
         what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all sequences together may keep; default: decided by
         the memory plan. `cache_type`: f16, f32 or q8_0. `instruction_set`: a level's name, to force it. `maximum_sequences`: sequences that run
-        together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
+        together. `prefix_reuse`: False computes every prompt from its start; the answers are the same. `provider`: of ONNX Runtime, for the backend onnx:
+        `NAME[:key=value,...]`, or auto; default: its CPU provider. `minimum_share`: of a graph's nodes, that the provider must run, between 0 and 1;
+        `capabilities.placement` says who runs how many.
         `progress` is called while weights are loaded, with the bytes done and the bytes in all.
 
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
@@ -118,6 +122,8 @@ class Engine:
                 maximum_sequences=checked_option("maximum_sequences", maximum_sequences, 1) or defaults.maximum_sequences,
                 instruction_set=instruction_set,
                 cache_type=cache_type,
+                provider=provider,
+                minimum_share=minimum_share,
             )
             if backend == "auto":
                 from edgeinfer.backends.choice import load_auto

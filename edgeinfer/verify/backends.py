@@ -39,10 +39,14 @@ class BackendsOptions:
     greedy_tokens: int = GREEDY_TOKENS
     threads: int | None = None
     cache_type: str = "f16"
+    provider: str | None = None  # of the backend onnx, and the share of the graph that it must run: see `BackendOptions`
+    minimum_share: float | None = None
 
     def __post_init__(self) -> None:
         if not self.backends:
             raise InvalidRequestError("no backend was named; give at least one, such as numba")
+        if self.provider is not None and "onnx" not in self.backends:
+            raise InvalidRequestError(f"provider is {self.provider!r}, but the backend onnx, which alone has some, is not among the backends; name it as well")
         if self.greedy_tokens < 1:
             raise InvalidRequestError(f"greedy tokens is {self.greedy_tokens}; it must be a whole number of at least 1")
 
@@ -234,7 +238,11 @@ def _load(model: Path, backend: str, options: BackendsOptions) -> Engine:
     from edgeinfer import Engine
 
     context = room(options.greedy_tokens)
-    return Engine.load(model, backend, context, options.threads, cache_type=options.cache_type, cache_tokens=context, maximum_sequences=1)
+    provider, share = (options.provider, options.minimum_share) if backend == "onnx" else (None, None)
+    return Engine.load(
+        model, backend, context, options.threads, cache_type=options.cache_type, cache_tokens=context, maximum_sequences=1, provider=provider,
+        minimum_share=share,
+    )  # fmt: skip
 
 
 def compare_greedy_with_reference(

@@ -50,6 +50,8 @@ class VerifyOptions:
     cache_type: str = "f16"
     instruction_set: str | None = None
     with_oracle: bool = True
+    provider: str | None = None  # and the share of the graph that it must run: see `BackendOptions`
+    minimum_share: float | None = None
 
     def __post_init__(self) -> None:
         if self.greedy_tokens < 1:
@@ -104,8 +106,9 @@ def _load_ours(model: Path, options: VerifyOptions, chunk: int | None = None) ->
 
     context, threads = room(options.greedy_tokens), options.threads
     return Engine.load(
-        model, options.backend, context, threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set
-    )
+        model, options.backend, context, threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set,
+        provider=options.provider, minimum_share=options.minimum_share,
+    )  # fmt: skip
 
 
 def _load_oracle(model: Path, options: VerifyOptions, notes: list[str]) -> Engine | None:

@@ -68,7 +68,7 @@ def _step(counts: list[int]) -> Step:
 
 
 def test_single_rows_in_neighbouring_slots_share_a_run() -> None:
-    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]))
+    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]), share=True)
     found = [(run.first, run.count, run.rows.tolist()) for run in runs]
     assert found == [(0, 1, [1, 2, 3]), (2, 3, [4, 5, 0]), (7, 1, [6])]
 

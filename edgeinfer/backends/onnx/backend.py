@@ -1,4 +1,4 @@
-"""The onnx backend: ONNX Runtime's CPU provider behind the contract, on a graph that is made from the model's program when it is loaded.
+"""The onnx backend: ONNX Runtime behind the contract, on a graph that is made from the model's program when it is loaded.
 
 Token ids are looked up in the file's mapping, so no embedding table is in memory twice, or as float32. Sequences in neighbouring slots of the cache that
 decode one token each share a run; a sequence with several rows runs alone.
@@ -6,20 +6,24 @@ decode one token each share a run; a sequence with several rows runs alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
 from edgeinfer.backends.onnx.cache import SlotCache
+from edgeinfer.backends.onnx.dialects import emitter_of
 from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
+from edgeinfer.backends.onnx.placement import require_share
 from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, make_plan, pages
-from edgeinfer.backends.onnx.session import make_session
-from edgeinfer.core.errors import EngineClosedError, InvalidRequestError, NonFiniteError
+from edgeinfer.backends.onnx.provider_search import CPU_TARGET, Target, automatic_targets, target_of
+from edgeinfer.backends.onnx.providers import AUTO, checked_share, parse_provider
+from edgeinfer.backends.onnx.session import MadeSession, make_session
+from edgeinfer.core.errors import EngineClosedError, InvalidRequestError, NonFiniteError, ProviderError, UnsupportedModelError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
@@ -31,7 +35,7 @@ WIDE_CACHE = "the KV cache of the onnx backend is float32, twice the memory of f
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """One call of the session: rows `rows` of the step (indices), as `count` sequences from slot `first` on, with `length` rows each."""
 
     first: int
@@ -44,9 +48,12 @@ class _Run:
 
 
 class OnnxBackend:
-    """One model, one session, one cache. `step` is called by one thread at a time."""
+    """One model, one session, one cache, in the dialect `cpu`. `step` is called by one thread at a time."""
 
-    def __init__(self, library: Any, file: GGUFFile, program: Program, options: BackendOptions, plan: LoadPlan) -> None:
+    runs_share: ClassVar[bool] = True
+    """Whether sequences in neighbouring slots that decode one token each may share a run."""
+
+    def __init__(self, library: Any, file: GGUFFile, program: Program, options: BackendOptions, plan: LoadPlan, made: MadeSession) -> None:
         self._library = library
         self._file = file
         self._closed = False
@@ -54,9 +61,8 @@ class OnnxBackend:
         self._table = next(operation.weights[0] for operation in program.operations if operation.kind == "embedding")
         self.program = program
         self.memory_plan = plan.memory
-        length = pages(options.context) * TOKENS_PER_PAGE
-        self._session, warnings = make_session(library, program, file, length, plan.threads.count, ["CPUExecutionProvider"])
-        self._cache = SlotCache(program.stores, options.maximum_sequences, length)
+        self._session = made.session
+        self._cache = self._make_cache(options.maximum_sequences, _cache_length(options))
         self._logits = np.empty((MAXIMUM_OUTPUT_ROWS, program.vocabulary), np.float32)
         self.capabilities = Capabilities(
             uses_block_tables=False,
@@ -68,9 +74,9 @@ class OnnxBackend:
             maximum_step_rows=options.maximum_step_rows,
             maximum_sequences=options.maximum_sequences,
             threads=plan.threads.count,
-            description=f"ONNX Runtime {library.__version__}, CPU provider, {plan.threads.count} threads ({plan.threads.reason}), float32 cache, "
-            "activations of 8 bits where weights are quantized",
-            warnings=(*warnings, *(() if options.cache_type == "f32" else (WIDE_CACHE,))),
+            description=f"ONNX Runtime {library.__version__}, {_described(made)}, {plan.threads.count} threads ({plan.threads.reason}), float32 cache",
+            placement=made.placement,
+            warnings=(*made.warnings, *(() if options.cache_type == "f32" else (WIDE_CACHE,))),
         )
 
     @classmethod
@@ -78,22 +84,29 @@ class OnnxBackend:
         """Opens the file, plans, checks the plan against the memory that is available, and makes the graph and its session.
 
         The cache is float32: the provider has no attention over float16 keys with float32 queries. For f16, which is what is asked for by default, a
-        warning says so; another type is an InvalidRequestError. Raises BackendUnavailableError without onnxruntime or onnx, UnsupportedModelError for
-        what has no ONNX form, and the file's own errors.
+        warning says so; another type is an InvalidRequestError. Raises BackendUnavailableError without onnxruntime or onnx, ProviderError for a provider
+        that cannot be had or runs too little, UnsupportedModelError for what has no ONNX form, and the file's own errors.
         """
+        request = parse_provider(options.provider) if options.provider is not None else None
+        minimum = checked_share(options.minimum_share, options.provider)
         library = require_onnxruntime()
         require_onnx()
         if options.instruction_set is not None:
             raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the onnx backend chooses its own; leave it out")
         if options.cache_type not in ("f16", "f32"):
             raise InvalidRequestError(f"cache_type is {options.cache_type!r}, but the cache of the onnx backend is float32; leave it out, or use numba")
+        targets = [CPU_TARGET] if request is None else automatic_targets(library) if request.name == AUTO else [target_of(library, request)]
+        for target in targets:
+            emitter_of(target.dialect)  # refuses one that there is not before anything is read
         file = GGUFFile.open(model)
         try:
             file.refuse_unsupported_formats()
             program = fuse(build_program(file))
             plan = make_plan(program, options)
             plan.memory.check(Path(model).name, options.context)
-            return cls(library, file, program, options, plan)
+            made = first_that_runs(targets, minimum, lambda target: make_session(library, program, file, _cache_length(options), plan.threads.count, target))
+            kind = cls if made.placement.dialect == "cpu" else _standard_backend()
+            return kind(library, file, program, options, plan, made)
         except BaseException:
             file.close()
             raise
@@ -107,13 +120,13 @@ class OnnxBackend:
         wanted = np.flatnonzero(step.outputs == OutputKind.LOGITS)
         order: list[NDArray[np.intp]] = []
         done = 0
-        for run in _runs(step, slots):
+        for run in _runs(step, slots, self.runs_share):
             rows = run.rows[np.isin(run.rows, wanted)]
             self._run(step, run, np.flatnonzero(np.isin(run.rows, wanted)), self._logits[done : done + len(rows)])
             order.append(rows)
             done += len(rows)
         for index, slot in enumerate(slots):
-            self._cache.filled(int(slot), int(step.slots[step.sequence == index].max()) + 1)
+            self._filled(int(slot), int(step.slots[step.sequence == index].max()) + 1)
         logits = self._logits[:done]
         made = np.concatenate(order)
         if not np.array_equal(made, wanted):
@@ -140,7 +153,14 @@ class OnnxBackend:
         self._cache.close()
         self._file.close()
 
-    def _run(self, step: Step, run: _Run, outputs: NDArray[np.intp], logits: NDArray[np.float32]) -> None:
+    def _make_cache(self, slots: int, length: int) -> SlotCache:
+        return SlotCache(self.program.stores, slots, length)
+
+    def _filled(self, slot: int, length: int) -> None:
+        """A slot holds so many tokens after the step."""
+        self._cache.filled(slot, length)
+
+    def _run(self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32]) -> None:
         """Computes the rows of a run; `outputs` are those whose logits go to `logits` float32[len(outputs), vocabulary]."""
         value = self._library.OrtValue.ortvalue_from_numpy
         last = step.slots[run.rows].reshape(run.count, -1)[:, -1].astype(np.int32)
@@ -174,14 +194,52 @@ class OnnxBackend:
         return format_by_name(self._table.format_name).decode_rows(self._file.tensor_blocks(self._table.name)[token_ids])
 
 
-def _runs(step: Step, slots: NDArray[np.intp]) -> list[_Run]:
-    """The calls that a step takes: sequences with several rows one by one, those with one row together where their slots are neighbours."""
+def _runs(step: Step, slots: NDArray[np.intp], share: bool) -> list[Run]:
+    """The calls that a step takes: sequences with several rows one by one, those with one row together where their slots are neighbours, if they may."""
     counts = np.bincount(step.sequence, minlength=len(slots))
     starts = np.concatenate([[0], np.cumsum(counts)])
-    runs = [_Run(int(slots[index]), 1, np.arange(starts[index], starts[index + 1])) for index in np.flatnonzero(counts > 1)]
+    runs = [Run(int(slots[index]), 1, np.arange(starts[index], starts[index + 1])) for index in np.flatnonzero(counts > 1)]
     single = np.flatnonzero(counts == 1)
     single = single[np.argsort(slots[single])]
-    for group in np.split(single, np.flatnonzero(np.diff(slots[single]) != 1) + 1):
+    borders = np.flatnonzero((np.diff(slots[single]) != 1) | (not share)) + 1
+    for group in np.split(single, borders):
         if len(group):
-            runs.append(_Run(int(slots[group[0]]), len(group), starts[group]))
+            runs.append(Run(int(slots[group[0]]), len(group), starts[group]))
     return runs
+
+
+def first_that_runs(targets: Sequence[Target], minimum: float, make: Callable[[Target], MadeSession]) -> MadeSession:
+    """The session of the first target that takes the graph and runs enough of it; those that were passed over are told in its placement.
+
+    A single target raises its own error. Of several, the last is expected to run always.
+    """
+    passed: list[str] = []
+    for target in targets:
+        try:
+            made = make(replace(target, reason=f"{target.reason}{''.join(f'; not {text}' for text in passed)}"))
+            require_share(made.placement, minimum)
+        except (ProviderError, UnsupportedModelError) as error:
+            if target is targets[-1]:
+                raise
+            passed.append(f"{target.name}: {error}")
+            continue
+        return made
+    raise AssertionError("there is always a target")
+
+
+def _standard_backend() -> type[OnnxBackend]:
+    from edgeinfer.backends.onnx.standard_backend import StandardOnnxBackend  # which is made from this class
+
+    return StandardOnnxBackend
+
+
+def _cache_length(options: BackendOptions) -> int:
+    """Positions of a slot, and of the rope tables."""
+    return pages(options.context) * TOKENS_PER_PAGE
+
+
+def _described(made: MadeSession) -> str:
+    """The provider, for a person."""
+    if made.placement.provider == "cpu" and made.placement.dialect == "cpu" and not made.placement.reason:
+        return "CPU provider, activations of 8 bits where weights are quantized"
+    return str(made.placement)

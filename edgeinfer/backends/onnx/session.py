@@ -1,8 +1,8 @@
-"""A session of ONNX Runtime for a program. Called by the backend.
+"""A session of ONNX Runtime for a program, on the provider that was asked for and on no other. Called by the backend.
 
 Weights reach ONNX Runtime through a file in a temporary folder, which it maps: its own packed weights are then the only copy in the memory of the
 process, where handing over arrays takes two and a half times as much for a moment. The folder is gone when the session is made. Where no file can be
-written, arrays are handed over, and a warning says so.
+written, arrays are handed over, and a warning says so; the standard dialects need the file, since 4-bit weights have no array to be handed over in.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.backends.base import Placement
 from edgeinfer.backends.onnx.dialects import Exported, build_graph
 from edgeinfer.backends.onnx.emitter import Interface
 from edgeinfer.backends.onnx.graph import FileSink, MemorySink
-from edgeinfer.core.errors import EdgeInferError
+from edgeinfer.backends.onnx.placement import placement_of, placement_settings
+from edgeinfer.backends.onnx.provider_search import Target
+from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS
+from edgeinfer.core.errors import EdgeInferError, ProviderError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
 
@@ -24,47 +29,90 @@ _FATAL = 4  # of ONNX Runtime's levels of severity: errors come as exceptions, t
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT)
 
 
-def make_session(library: Any, program: Program, file: GGUFFile, context: int, threads: int, providers: list[str]) -> tuple[Any, tuple[str, ...]]:
-    """The session, and warnings. Raises what building the graph raises, and EdgeInferError with ONNX Runtime's words for a graph that it refuses."""
+@dataclass(frozen=True)
+class MadeSession:
+    """A session, who runs its nodes, and what a user should know."""
+
+    session: Any
+    placement: Placement
+    warnings: tuple[str, ...]
+
+
+def make_session(library: Any, program: Program, file: GGUFFile, context: int, threads: int, target: Target) -> MadeSession:
+    """Raises what building the graph raises, ProviderError for a provider that refuses it, and EdgeInferError for a graph that the CPU provider refuses."""
     warnings: tuple[str, ...] = ()
     try:
         with tempfile.TemporaryDirectory(prefix="edgeinfer-onnx-") as folder:
             path = Path(folder) / "model.onnx"
             with open(Path(folder) / "model.onnx.data", "wb") as stream:
-                exported = build_graph(program, file, "cpu", FileSink(stream, "model.onnx.data"), context, Interface.STEP)
+                exported = build_graph(program, file, target.dialect, FileSink(stream, "model.onnx.data"), context, Interface.STEP)
             path.write_bytes(exported.model.SerializeToString())
-            session = _session(library, str(path), _options(library, threads), providers)
+            session = _session(library, str(path), _options(library, threads, target), threads, target)
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        warnings = (f"weights cannot be handed over in a file of the temporary folder ({error.strerror}; TMPDIR names another), so loading takes more memory",)
-        session, exported = _in_memory(library, program, file, context, threads, providers)
+        unwritable = f"weights cannot be handed over in a file of the temporary folder ({error.strerror}; TMPDIR names another)"
+        if target.dialect != "cpu":
+            raise EdgeInferError(f"{unwritable}, which the dialect {target.dialect} needs") from error
+        warnings = (f"{unwritable}, so loading takes more memory",)
+        session, exported = _in_memory(library, program, file, context, threads, target)
     _trim()
-    return session, (*exported.warnings, *warnings)
+    placement = placement_of(library, session, target, len(exported.model.graph.node))
+    return MadeSession(session, placement, (*exported.warnings, *warnings))
 
 
-def _in_memory(library: Any, program: Program, file: GGUFFile, context: int, threads: int, providers: list[str]) -> tuple[Any, Exported]:
+def _in_memory(library: Any, program: Program, file: GGUFFile, context: int, threads: int, target: Target) -> tuple[Any, Exported]:
     sink = MemorySink()
-    exported = build_graph(program, file, "cpu", sink, context, Interface.STEP)
-    options = _options(library, threads)
+    exported = build_graph(program, file, target.dialect, sink, context, Interface.STEP)
+    options = _options(library, threads, target)
     values = [library.OrtValue.ortvalue_from_numpy(array) for array in sink.arrays.values()]  # must live until the session is made
     options.add_external_initializers(list(sink.arrays), values)
-    return _session(library, exported.model.SerializeToString(), options, providers), exported
+    return _session(library, exported.model.SerializeToString(), options, threads, target), exported
 
 
-def _options(library: Any, threads: int) -> Any:
+def _options(library: Any, threads: int, target: Target) -> Any:
     options = library.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL
+    for key, value in placement_settings(library, target).items():
+        options.add_session_config_entry(key, value)
     return options
 
 
-def _session(library: Any, model: str | bytes, options: Any, providers: list[str]) -> Any:
+def _session(library: Any, model: str | bytes, options: Any, threads: int, target: Target) -> Any:
+    """Without ONNX Runtime's own fallback to other providers, which only prints a line. A provider that could not be loaded is missing from the session's."""
+    own = {**({target.thread_option: str(threads)} if target.thread_option is not None else {}), **target.options}
     try:
-        return library.InferenceSession(model, options, providers=providers)
+        if target.devices:
+            options.add_provider_for_devices(list(target.devices), own)
+            session = library.InferenceSession(model, options, enable_fallback=0)
+        else:
+            providers = [CPU_PROVIDER] if target.is_cpu else [(target.runtime_name, own), CPU_PROVIDER]
+            session = library.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except Exception as error:
-        raise EdgeInferError(f"ONNX Runtime {library.__version__} refuses the graph: {error}") from error
+        raise _refusal(library, target, error) from error
+    if not target.devices and target.runtime_name not in session.get_providers():
+        raise ProviderError(f"ONNX Runtime {library.__version__} could not load the provider {target.name}; repair its package ({_install(target)})")
+    return session
+
+
+def _refusal(library: Any, target: Target, error: Exception) -> EdgeInferError:
+    reason = " ".join(str(error).split())
+    if target.is_cpu:
+        return EdgeInferError(f"ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}: {reason}")
+    entry = PROVIDERS.get(target.name)
+    known = f"; it is known to take {entry.dialect}" if entry is not None and entry.dialect != target.dialect else ""
+    options = ",".join(f"{key}={value}" for key, value in target.options.items()) or "no options"
+    return ProviderError(
+        f"the provider {target.name} on {target.device} ({options}) of ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}"
+        f"{known}: {reason}"
+    )
+
+
+def _install(target: Target) -> str:
+    entry = PROVIDERS.get(target.name)
+    return entry.install if entry is not None else "reinstall what brought it"
 
 
 def _trim() -> None:

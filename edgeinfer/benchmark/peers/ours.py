@@ -17,7 +17,9 @@ class EdgeInferRunner:
 
         backend = backend_of(start.engine)
         assert backend is not None
-        self._engine = Engine.load(start.model, backend=backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens)
+        self._engine = Engine.load(
+            start.model, backend=backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens, **start.settings
+        )
 
     def describe(self) -> dict[str, Any]:
         from edgeinfer.core.version import __version__
