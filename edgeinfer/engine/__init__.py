@@ -1,6 +1,6 @@
 """The engine: what users import and every face is built on.
 
-`engine.Engine` is the public class. `loop` is the thread that steps the scheduler, `generation` and `scoring` consume its rows, `stops` matches
+`engine.Engine` is the public class. `loop` is the thread that steps the scheduler, `generation`, `scoring` and `embedding` consume its rows, `stops` matches
 stop texts, `inputs` refuses what cannot be honoured.
 """
 

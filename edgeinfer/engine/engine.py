@@ -1,4 +1,4 @@
-"""`Engine`, the class that users import: load a model, generate, stream, chat, score. Everything behind it is reached through it."""
+"""`Engine`, the class that users import: load a model, generate, stream, chat, score, embed. Everything behind it is reached through it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from edgeinfer.core.errors import ContextLengthError, InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.requests import SamplingParams
 from edgeinfer.core.results import Completion, StreamEvent
+from edgeinfer.core.steps import OutputKind
+from edgeinfer.engine.embedding import Embedding, chosen_pooling
 from edgeinfer.engine.generation import Generation
 from edgeinfer.engine.inputs import Prompt, checked_option, checked_params, checked_token_ids, params_for_each, prompt_token_ids
 from edgeinfer.engine.loop import EngineLoop
@@ -237,6 +239,33 @@ class Engine:
         """The rows of `logits` in order, as (first position, float32[rows, vocabulary]); at most two blocks are in memory. Checked at once."""
         return self._iterate_logits(self._checked_scoring_ids(token_ids))
 
+    def embed(self, prompts: Sequence[Prompt], pooling: str | None = None, normalize: bool = True) -> list[NDArray[np.float32]]:
+        """Embeddings, an array for each prompt: float32[width], or float32[tokens, width] with pooling "none".
+
+        Texts get what the file says to put at their ends; their special tokens are not parsed. `pooling` of the final hidden states: "mean" of all
+        tokens, "last" or "cls" (first) token, "none"; default: what the file says, else mean. `normalize`: divide by the Euclidean length.
+
+        Prompts run together, and an embedding is what it is alone: the same bits where the backend promises them. Raises InvalidRequestError for a
+        backend that gives no hidden states, ContextLengthError for a prompt beyond the context.
+        """
+        self._loop.require_open()
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise InvalidRequestError("prompts must be a list of texts or of lists of token ids; for a single one give a list of one")
+        if OutputKind.HIDDEN not in self.capabilities.output_kinds:
+            raise InvalidRequestError(
+                f"this backend gives no hidden states, of which embeddings are made ({self.capabilities.description}); load the model with backend='numba'"
+            )
+        pooling = chosen_pooling(pooling, self._metadata)
+        started: list[tuple[Embedding, ScheduledSequence]] = []
+        try:
+            for ids in [self._embedded_ids(prompt) for prompt in prompts]:
+                embedding = Embedding(len(ids), pooling, normalize)
+                started.append((embedding, self._loop.submit(ids, embedding.first_position, embedding, wants_hidden=True)))
+            return [_embedded(embedding) for embedding, _ in started]
+        finally:
+            for _, sequence in started:
+                self._loop.cancel(sequence)
+
     # End -----------------------------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -278,7 +307,7 @@ class Engine:
         self._loop.require_open()
         ids = checked_token_ids(token_ids, self.vocabulary)
         if not ids:
-            raise InvalidRequestError("the list of token ids is empty; give at least one token")
+            raise InvalidRequestError("there are no token ids: the list, or the text that they are made of, is empty; give at least one token")
         if len(ids) > self._context:
             raise ContextLengthError(
                 len(ids),
@@ -286,6 +315,9 @@ class Engine:
                 f"{len(ids)} tokens do not fit the context of {self._context}; score fewer or load the model with a larger context",
             )
         return ids
+
+    def _embedded_ids(self, prompt: Prompt) -> list[int]:
+        return self._checked_scoring_ids(self._tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else prompt)
 
     def _start(self, ids: list[int], params: SamplingParams, streaming: bool, answers: bool) -> tuple[Generation, ScheduledSequence]:
         # SentencePiece marks a space before the first word of a text, which is not shown. What continues a prompt is no first word; an answer is.
@@ -373,6 +405,13 @@ class _Blocks(Iterator[Block]):
         self.close()
 
 
+def _embedded(embedding: Embedding) -> NDArray[np.float32]:
+    result = embedding.queue.get()
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
 def _completion(generation: Generation) -> Completion:
     event = generation.queue.get()
     if isinstance(event, BaseException):
@@ -388,7 +427,8 @@ def _resolve(model: str | os.PathLike[str]) -> Path:
 
 
 def _template_metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a chat template is made of, taken out of the file before it is closed; the big arrays of the vocabulary stay where they are."""
+    """What a chat template is made of, and how hidden states are pooled, taken out of the file before it is closed; the big arrays of the vocabulary stay
+    where they are."""
     for key in metadata:
-        if key.startswith(("tokenizer.chat_template", "general.")):
+        if key.startswith(("tokenizer.chat_template", "general.")) or key.endswith(".pooling_type"):
             yield key, metadata[key]

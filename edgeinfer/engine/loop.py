@@ -58,12 +58,12 @@ class EngineLoop:
         if self._closed:
             raise EngineClosedError("the engine was closed; load it again")
 
-    def submit(self, tokens: list[int], next_output: int, consumer: RowConsumer) -> Sequence:
-        """Queues a sequence whose logits from position `next_output` on go to `consumer`. Raises EngineClosedError."""
+    def submit(self, tokens: list[int], next_output: int, consumer: RowConsumer, wants_hidden: bool = False) -> Sequence:
+        """Queues a sequence whose logits, or hidden states, from position `next_output` on go to `consumer`. Raises EngineClosedError."""
         self.require_open()
         with self._lock:
             self.require_open()
-            sequence = Sequence(next(self._identifiers), tokens, next_output, consumer)
+            sequence = Sequence(next(self._identifiers), tokens, next_output, consumer, wants_hidden=wants_hidden)
             self._commands.put((_Action.SUBMIT, sequence))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edgeinfer-engine", daemon=True)

@@ -25,6 +25,7 @@ _IGNORABLE_KEYS = frozenset(
     {
         "rope.scaling.finetuned",  # says how the model was trained, not how it runs
         "attention.layer_norm_epsilon",  # the architectures here have RMS norms only
+        "pooling_type",  # what `Engine.embed` makes of hidden states
     }
 )
 
@@ -38,7 +39,6 @@ _NEUTRAL_VALUES: Mapping[str, NeutralValue] = {
     "nextn_predict_layers": 0,
     "expert_count": 0,
     "expert_used_count": 0,
-    "pooling_type": 0,
     "logit_scale": 1.0,
     "residual_scale": 1.0,
     "use_parallel_residual": False,

@@ -100,6 +100,15 @@ class Program:
     context_length: int  # what the file says the model was trained for
     logits: Value
 
+    @property
+    def hidden(self) -> Value:
+        """The final normed state, which the output matrix multiplies: the last matrix on the way back from the logits."""
+        made_by = {value: operation for operation in self.operations for value in operation.outputs}
+        operation = made_by[self.logits]
+        while operation.kind != "linear":
+            operation = made_by[operation.inputs[0]]
+        return operation.inputs[0]
+
     def __str__(self) -> str:
         lines = [f"{number:4} {operation}" for number, operation in enumerate(self.operations)]
         return "\n".join(lines) + "\n"

@@ -21,12 +21,12 @@ from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
 from edgeinfer.scheduler.kept import KeptSequences
 from edgeinfer.scheduler.sequence import PageTable, Sequence
 
-_NONE, _LOGITS = int(OutputKind.NONE), int(OutputKind.LOGITS)  # NumPy converts members of an enumeration slowly
+_NONE, _LOGITS, _HIDDEN = int(OutputKind.NONE), int(OutputKind.LOGITS), int(OutputKind.HIDDEN)  # NumPy converts members of an enumeration slowly
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one sequence in a step: positions from `start` to before `end`; those from `first_output` on deliver logits."""
+    """Rows of one sequence in a step: positions from `start` to before `end`; those from `first_output` on deliver outputs."""
 
     sequence: Sequence
     start: int
@@ -294,13 +294,18 @@ class Scheduler:
             for chunk in chunks:
                 self._fail(chunk.sequence, error)
             return
-        row = 0
+        row = hidden_row = 0
         for chunk in chunks:
-            end = row + chunk.outputs
+            if chunk.sequence.wants_hidden and chunk.outputs:
+                assert outputs.hidden is not None, "a backend that declares hidden states gives those asked for"
+                self._deliver(chunk, outputs.hidden[hidden_row : hidden_row + chunk.outputs], None)
+                hidden_row += chunk.outputs
+                continue
+            end = row + (0 if chunk.sequence.wants_hidden else chunk.outputs)
             self._deliver(chunk, outputs.logits[row:end], outputs.largest[row:end] if outputs.largest is not None else None)
             row = end
 
-    def _deliver(self, chunk: Chunk, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> None:
+    def _deliver(self, chunk: Chunk, outputs: NDArray[np.float32], largest: NDArray[np.int64] | None) -> None:
         sequence = chunk.sequence
         sequence.computed = chunk.end
         self._remember_pages(sequence, chunk.start)
@@ -308,7 +313,7 @@ class Scheduler:
         if not chunk.outputs:
             return
         try:
-            verdict = sequence.consumer.rows(sequence, chunk.first_output, logits, largest)
+            verdict = sequence.consumer.rows(sequence, chunk.first_output, outputs, largest)
         except Exception as error:
             self._fail(sequence, error)
             return
@@ -386,7 +391,7 @@ def build_step(chunks: Items[Chunk]) -> Step:
         token_ids += chunk.sequence.tokens[chunk.start : chunk.end]
         sequence += [index] * chunk.rows
         slots += range(chunk.start, chunk.end)
-        outputs += [_NONE] * (chunk.rows - chunk.outputs) + [_LOGITS] * chunk.outputs
+        outputs += [_NONE] * (chunk.rows - chunk.outputs) + [_HIDDEN if chunk.sequence.wants_hidden else _LOGITS] * chunk.outputs
         tables.append(SequenceTable(chunk.sequence.identifier, chunk.start, tuple(table.ids[: table.count] for table in chunk.sequence.tables)))
     positions = np.array(slots, dtype=np.int32)
     return Step(

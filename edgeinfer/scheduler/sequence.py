@@ -19,15 +19,16 @@ class Verdict:
 
 
 class RowConsumer(Protocol):
-    """Gets the logits that a sequence asked for. Called by the thread that steps; may raise, which ends its own sequence alone."""
+    """Gets the outputs that a sequence asked for. Called by the thread that steps; may raise, which ends its own sequence alone."""
 
     @property
     def paused(self) -> bool:
         """True while no more rows are wanted; whoever makes it False wakes the engine."""
         ...
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
-        """`logits` float32[rows, vocabulary] for consecutive positions from `first_position`; valid until this returns. `largest` as in StepOutputs."""
+    def rows(self, sequence: Sequence, first_position: int, outputs: NDArray[np.float32], largest: NDArray[np.int64] | None, /) -> Verdict:
+        """Of consecutive positions from `first_position`: logits float32[rows, vocabulary], or hidden states float32[rows, width] where the sequence asks
+        for those. Valid until this returns. `largest` as in StepOutputs, for logits."""
         ...
 
     def failed(self, error: BaseException) -> None:
@@ -73,7 +74,7 @@ class PageTable:
 
 @dataclass(eq=False)
 class Sequence:
-    """Known tokens, how many of them are computed, and the first position whose logits are still to be delivered.
+    """Known tokens, how many of them are computed, and the first position whose outputs are still to be delivered.
 
     `next_output` is all that tells a generation (it starts at the last prompt token) from teacher forcing (it starts at 0). Identity is equality.
     """
@@ -87,6 +88,7 @@ class Sequence:
     tables: tuple[PageTable, ...] = ()
     page_keys: list[bytes] = field(default_factory=list)
     preemptions: int = 0
+    wants_hidden: bool = False  # its outputs are hidden states instead of logits
 
     @property
     def behind(self) -> int:

@@ -7,7 +7,6 @@ lie fail here. The installed backend `counting` is the example of docs/backends.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import random
 import sys
@@ -24,7 +23,7 @@ import pytest
 from edgeinfer import Engine, SamplingParams
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.backends.load import load_backend
-from edgeinfer.core.errors import ContextLengthError, EdgeInferError, EngineClosedError, NonFiniteError
+from edgeinfer.core.errors import ContextLengthError, EdgeInferError, EngineClosedError, InvalidRequestError, NonFiniteError
 from edgeinfer.core.steps import OutputKind
 from edgeinfer.gguf.reader import GGUFFile
 from tests.backends.example import install_example
@@ -43,8 +42,7 @@ def _cases() -> list[object]:
     cases: list[object] = [pytest.param((name, "llama"), id=name) for name in ("fake", "counting")]
     cases += [pytest.param(("llamacpp", model), id=f"llamacpp-{model}", marks=pytest.mark.llamacpp) for model in MODELS]
     cases += [pytest.param(("onnx", model), id=f"onnx-{model}", marks=pytest.mark.onnx) for model in MODELS]
-    if importlib.util.find_spec("edgeinfer.backends.numba") is not None:
-        cases += [pytest.param(("numba", model), id=f"numba-{model}") for model in MODELS]
+    cases += [pytest.param(("numba", model), id=f"numba-{model}") for model in MODELS]
     return cases
 
 
@@ -192,16 +190,20 @@ def test_an_output_that_is_not_declared_is_refused_and_nothing_else_suffers(driv
     assert _equal(driver.backend.capabilities.bit_exact_chunks, rest, expected[10:])
 
 
+def _output_matrix(model: Path) -> Logits:
+    """float32[vocabulary, width]."""
+    with GGUFFile.open(model) as file:
+        tensor = file.tensors["output.weight" if "output.weight" in file.tensors else "token_embd.weight"]
+        return file.tensor_bytes(tensor.name).view(np.float32).reshape(tensor.shape).copy()
+
+
 def test_hidden_states_are_what_the_output_matrix_multiplies(case: tuple[str, Path], driver: Driver) -> None:
     if OutputKind.HIDDEN not in driver.backend.capabilities.output_kinds:
-        return  # then it is refused, says the test above
+        pytest.skip("declares no hidden states; that they are refused is another test")
     tokens, others = _tokens(50, 1), _tokens(14, 2)
     expected = driver.whole(1, tokens)
     hidden, last = driver.run(Rows(2, 0, tokens, kind=OutputKind.HIDDEN), Rows(3, 0, others, outputs=1))
-    with GGUFFile.open(case[1]) as file:
-        name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
-        matrix = file.tensor_bytes(name).view(np.float32).reshape(driver.backend.capabilities.vocabulary, -1).copy()
-    assert _equal(False, hidden @ matrix.T, expected)
+    assert _equal(False, hidden @ _output_matrix(case[1]).T, expected)
     assert _equal(driver.backend.capabilities.bit_exact_batches, last, driver.whole(4, others)[-1:])
     driver.release(2)
     pieces = [driver.run(Rows(2, start, tokens[start : start + 20], kind=OutputKind.HIDDEN))[0] for start in (0, 20, 40)]
@@ -254,7 +256,7 @@ def test_a_sequence_that_begins_with_what_another_holds_gives_what_it_gives_alon
 def test_a_sequence_that_was_kept_is_of_use_after_others_have_come_and_gone(driver: Driver) -> None:
     kept = driver.backend.capabilities.kept_sequences
     if not kept:
-        return  # pages are shared by tables, or not at all: the test above
+        pytest.skip("keeps no sequences that have ended: pages are shared by tables, or nothing is; what is shared is another test")
     tokens = _tokens(40, 1)
     expected = driver.whole(1, tokens)
     driver.run(Rows(2, 0, tokens[:32]))
@@ -373,6 +375,34 @@ def test_pages_given_up_behind_a_window_and_a_small_step_change_nothing(case: tu
         assert len(list(other)) == 100
 
 
+def test_embeddings_are_pooled_hidden_states_alone_and_beside_others(case: tuple[str, Path]) -> None:
+    prompts = [_tokens(count, seed=count) for count in (1, 9, 40, CONTEXT)]
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4) as engine:
+        if OutputKind.HIDDEN not in engine.capabilities.output_kinds:
+            with pytest.raises(InvalidRequestError, match="no hidden states"):
+                engine.embed(prompts)
+            return
+        exact = engine.capabilities.bit_exact_batches and engine.capabilities.bit_exact_chunks
+        answer = engine.generate(_tokens(20), params).token_ids
+        hidden = engine.embed(prompts, "none", normalize=False)
+        for prompt, rows in zip(prompts, hidden, strict=True):
+            assert rows.shape[0] == len(prompt) and rows.dtype == np.float32
+            assert _equal(False, rows @ _output_matrix(case[1]).T, engine.logits(prompt))
+        pools: dict[str, Callable[[Logits], Logits]] = {"mean": lambda rows: rows.mean(axis=0), "last": lambda rows: rows[-1], "cls": lambda rows: rows[0]}
+        for pooling, pool in pools.items():
+            beside = engine.stream(_tokens(20), params)
+            together = engine.embed(prompts, pooling)
+            assert tuple(token for event in beside for token in event.token_ids) == answer
+            alone = [engine.embed([prompt], pooling)[0] for prompt in prompts]
+            assert _equal(exact, np.stack(together), np.stack(alone))
+            expected = np.stack([pool(rows) for rows in hidden])
+            assert _equal(False, np.stack(together), expected / np.linalg.norm(expected, axis=1, keepdims=True))
+        with pytest.raises(ContextLengthError):
+            engine.embed([_tokens(CONTEXT + 1)])
+        engine._loop.scheduler.check()
+
+
 def test_sequences_that_do_not_fit_together_are_computed_again_and_answer_the_same(case: tuple[str, Path]) -> None:
     prompts = [_tokens(40 + number, number) for number in range(4)]
     params = SamplingParams(max_tokens=50, ignore_eos=True)
@@ -432,3 +462,6 @@ def test_values_that_are_not_finite_are_a_typed_error(case: tuple[str, Path], tm
             engine.generate(_tokens(5), SamplingParams(max_tokens=5))
         with pytest.raises(NonFiniteError):
             engine.logits(_tokens(5))
+        if OutputKind.HIDDEN in engine.capabilities.output_kinds:
+            with pytest.raises(NonFiniteError):
+                engine.embed([_tokens(5)])

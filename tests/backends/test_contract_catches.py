@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import types
@@ -188,4 +189,5 @@ def test_made_up_hidden_states_are_caught(tmp_path: Path) -> None:
 def test_the_same_tests_let_honest_backends_pass(make: Callable[[], type]) -> None:
     assert "counting_backend" not in sys.modules
     for test in dict.fromkeys(test for _, test in LIARS):
-        test(_driver(make()))
+        with contextlib.suppress(pytest.skip.Exception):  # what a backend does not declare
+            test(_driver(make()))

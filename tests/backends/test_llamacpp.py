@@ -1,9 +1,10 @@
-"""The llamacpp backend beyond the contract: threads, what it says of itself, its log by thread, its plan, steps that are cut, failures that leave no trace."""
+"""The llamacpp backend beyond the contract: threads, what it says of itself, its log by thread, its plan, steps that are cut, failures that leave no
+trace; and embeddings of all backends beside those that llama.cpp pools."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer import Engine
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.llamacpp import LlamaCppBackend
 from edgeinfer.core.errors import EdgeInferError, InvalidRequestError, MemoryPlanError, ModelFileError, NonFiniteError
@@ -170,3 +172,39 @@ def test_the_plan_counts_heads_by_their_size_and_is_checked(tmp_path: Path, monk
     monkeypatch.setattr("edgeinfer.core.memory_plan.MemoryPlan.peak", property(lambda plan: plan.available + 1))
     with pytest.raises(MemoryPlanError, match=r"gemma\.gguf needs"):
         LlamaCppBackend.load(model, BackendOptions(**OPTIONS))
+
+
+POOLINGS = {"mean": 1, "cls": 2, "last": 3}  # llama_pooling_type
+
+
+def _embeddings_of_llama_cpp(model: Path, pooling: int, texts: list[str]) -> np.ndarray:
+    """float32[texts, width], of length 1: through llama-cpp-python's own class, which pools in llama.cpp."""
+    from llama_cpp import Llama
+
+    llama = Llama(str(model), embedding=True, pooling_type=pooling, n_ctx=256, n_threads=1, type_k=0, type_v=0, flash_attn=False, verbose=False)
+    try:
+        return np.array(llama.embed(texts, normalize=True), dtype=np.float32)
+    finally:
+        llama.close()
+
+
+@pytest.mark.parametrize("name", ["numba", "llamacpp", pytest.param("onnx", marks=pytest.mark.onnx)])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gemma3])
+def test_embeddings_are_those_that_llama_cpp_pools(name: str, make: Callable[..., Path], tmp_path: Path) -> None:
+    model = make(tmp_path / "model.gguf")
+    texts = ["a", "Several words in a row, and a second sentence.", "x" * 40]
+    with Engine.load(model, backend=name, context=128, threads=1, cache_type="f32") as engine:
+        for pooling, number in POOLINGS.items():
+            assert _equal(False, np.stack(engine.embed(texts, pooling)), _embeddings_of_llama_cpp(model, number, texts))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["numba", "llamacpp"])
+def test_embeddings_of_a_real_model_point_where_llama_cpps_do(name: str, model_path: Callable[[str], Path]) -> None:
+    model = model_path("smollm2-135m")
+    texts = ["The cat sat on the mat.", "A kitten rests on a rug.", "Interest rates rose again in March."]
+    expected = _embeddings_of_llama_cpp(model, POOLINGS["mean"], texts)
+    with Engine.load(model, backend=name, context=256, threads=1, cache_type="f32") as engine:
+        found = np.stack(engine.embed(texts, "mean"))
+    assert (found * expected).sum(axis=1).min() > 0.99  # of quantized weights: activations are of 8 bits on either side, but rounded differently
+    assert (found @ found.T)[0].argsort().tolist() == (expected @ expected.T)[0].argsort().tolist()

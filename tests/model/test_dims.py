@@ -114,7 +114,6 @@ def test_the_vocabulary_is_known_without_a_tokenizer() -> None:
         ("rope.scaling.yarn_log_multiplier", 0.1),
         ("expert_count", 8),
         ("attention.causal", False),
-        ("pooling_type", 1),
         ("attention.clamp_kqv", 8.0),
         ("attn_logit_softcapping", 50.0),
         ("final_logit_softcapping", 30.0),

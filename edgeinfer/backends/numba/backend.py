@@ -59,7 +59,7 @@ def choose_level(forced: str | None = None) -> Level:
     )
 
 
-_LOGITS = int(OutputKind.LOGITS)  # NumPy is slow to find out what an enumeration's member is
+_LOGITS, _HIDDEN = int(OutputKind.LOGITS), int(OutputKind.HIDDEN)  # NumPy is slow to find out what an enumeration's member is
 
 _stores: dict[tuple[str, Path | None], KernelStore] = {}
 _stores_lock = threading.Lock()
@@ -148,6 +148,13 @@ def _rows_in(arena: Region, slot: Slot, width: int) -> NDArray[np.float32]:
     return arena.bytes[slot.offset : slot.offset + size].view(np.float32).reshape(MAXIMUM_OUTPUT_ROWS, row_stride(width) // 4)[:, :width]
 
 
+def _not_finite() -> NonFiniteError:
+    return NonFiniteError(
+        "the model produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is damaged. "
+        "Try cache_type='f32', or compare the file with its checksum"
+    )
+
+
 class NumbaBackend:
     """Our own kernels on a model. The same bits whatever shares a step and however a prompt is cut, for any number of threads and any level."""
 
@@ -169,12 +176,16 @@ class NumbaBackend:
             arena = Region(decided.arena_bytes, "arena")
             self._regions = [*caches, arena]
             self._constants = emitter.constants
-            self._tape = Tape.build(self._entries(emitter, self._weights, caches, arena), addresses, options.profile)
+            entries = self._entries(emitter, self._weights, caches, arena)
+            self._tape = Tape.build(entries, addresses, options.profile)
+            until_hidden = [*entries[: emitter.hidden_end - 1], dataclasses.replace(entries[emitter.hidden_end - 1], barrier_after=True)]
+            self._hidden_tape = Tape.build(until_hidden, addresses)  # for steps that want no logits: the output matrix is a quarter of a small model
             self._reads = [(draft.matrices, draft.cache_stores) for draft in emitter.drafts]
         except BaseException:
             self.close()
             raise
         self._logits = _rows_in(arena, emitter.logits_slot(), program.vocabulary)
+        self._hidden = _rows_in(arena, emitter.hidden_slot(), program.width)
         self._maxima = _rows_in(arena, emitter.maxima, maxima_width(program.vocabulary))
         groups = {entry.group: CacheGroup(entry.group, PAGE_POSITIONS, _pages(decided.cache_tokens), entry.window) for entry in program.stores}
         self._record = StepRecord(options.maximum_step_rows, options.maximum_sequences, len(groups), MAXIMUM_OUTPUT_ROWS)
@@ -190,6 +201,7 @@ class NumbaBackend:
             maximum_sequences=options.maximum_sequences,
             threads=decided.threads.count,
             description=f"numba kernels for {level.name}, {decided.threads.count} threads ({decided.threads.reason}), {options.cache_type} cache",
+            output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             separate_rope_positions=True,
             times_operations=options.profile,
         )
@@ -258,17 +270,33 @@ class NumbaBackend:
         rows = (step.outputs == _LOGITS).nonzero()[0].astype(np.int32)
         if np.count_nonzero(step.outputs) != len(rows) or np.count_nonzero(step.adapters):  # the fastest way to see whether there is anything to refuse
             refuse_undeclared(step, self.capabilities)
+            return self._step_with_hidden(step)
+        self._run(step, rows, self._tape)
+        return StepOutputs(self._logits[: len(rows)], rows, self._largest(len(rows)))
+
+    def _step_with_hidden(self, step: Step) -> StepOutputs:
+        """A step of which some rows want their final normed state."""
+        rows = step.outputs.nonzero()[0].astype(np.int32)
+        wants_hidden = step.outputs[rows] == _HIDDEN
+        count = 0 if wants_hidden.all() else len(rows)
+        self._run(step, rows, self._tape if count else self._hidden_tape)
+        hidden = self._hidden[: len(rows)][wants_hidden]
+        if not np.isfinite(hidden).all():
+            raise _not_finite()
+        wants_logits = ~wants_hidden[:count]
+        logits, largest = self._logits[:count][wants_logits], self._largest(count)[wants_logits]
+        return StepOutputs(logits, rows[~wants_hidden], largest, hidden, rows[wants_hidden])
+
+    def _run(self, step: Step, rows: NDArray[np.int32], tape: Tape) -> None:
+        """Runs a tape over a step; `rows` are those with outputs. Raises EngineClosedError and NonFiniteError."""
+        assert self._pool is not None
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
-        stopped = self._pool.run(self._tape, self._record)
+        stopped = self._pool.run(tape, self._record)
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")
         if stopped is not None:
-            raise NonFiniteError(
-                "the model produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is damaged. "
-                "Try cache_type='f32', or compare the file with its checksum"
-            )
-        return StepOutputs(self._logits[: len(rows)], rows, self._largest(len(rows)))
+            raise _not_finite()
 
     def _largest(self, outputs: int) -> NDArray[np.int64]:
         """int64[outputs]: the lowest id of each row's largest logit, by the block that holds it."""
@@ -299,7 +327,7 @@ class NumbaBackend:
         self._closed = True
         if self._pool is not None:
             self._pool.close()
-        self._logits = self._maxima = np.empty((0, 0), np.float32)
+        self._logits = self._hidden = self._maxima = np.empty((0, 0), np.float32)
         if self._weights is not None:
             self._weights.close()
         for region in self._regions:

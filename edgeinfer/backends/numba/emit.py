@@ -90,6 +90,7 @@ class Emitter:
         self._dead_slots: list[Slot] = []  # of dead values; free from the next barrier on, so that nobody waits only to write there
         self._as_blocks, self._as_rows = _forms(program)
         self._last_use = _last_uses(program)
+        self._kept = {program.hidden, program.logits}  # stay where they are until the step ends
         self.scratch = self.arena.take(workers * embedding.MAPPED_SCRATCH_BYTES)
         self.attention_scratch_bytes = max(
             (attention.attention_scratch_bytes(store.key_size, store.value_size, context) for store in program.stores), default=0
@@ -107,7 +108,7 @@ class Emitter:
         for index, operation in enumerate(self.program.operations):
             emitters[operation.kind](operation)
             for value in {*operation.inputs, *operation.outputs}:
-                if self._last_use[value] <= index and value != self.program.logits:
+                if self._last_use[value] <= index and value not in self._kept:
                     for form in ("rows", "blocks"):
                         slot = self._slots.pop((value, form), None)
                         if slot is not None:
@@ -138,6 +139,15 @@ class Emitter:
 
     def logits_slot(self) -> Slot:
         return self._slots[self.program.logits, "rows"]
+
+    def hidden_slot(self) -> Slot:
+        """Where the final normed states lie as rows after a step."""
+        return self._slots[self.program.hidden, "rows"]
+
+    @property
+    def hidden_end(self) -> int:
+        """How many of the drafts make the final normed states: all before the output matrix."""
+        return max(index for index, draft in enumerate(self.drafts) if draft.kernel.module == "ops.linear")
 
     # -- one method a kind of operation
 
@@ -366,7 +376,7 @@ def page_bytes(store: CacheStore, cache_type: str) -> int:
 def _forms(program: Program) -> tuple[set[Value], set[Value]]:
     """The values that are read as quantized blocks, and those that are read as float32 rows."""
     as_blocks: set[Value] = set()
-    as_rows: set[Value] = {program.logits}
+    as_rows: set[Value] = {program.logits, program.hidden}
     for operation in program.operations:
         for index, value in enumerate(operation.inputs):
             quantized = operation.kind == "linear" and index == 0 and format_by_name(operation.weights[0].format_name).quantized

@@ -57,13 +57,14 @@ class OnnxBackend:
         self._library = library
         self._file = file
         self._closed = False
-        self._bindings: dict[tuple[int, int], Any] = {}
+        self._bindings: dict[tuple[int, int, bool], Any] = {}
         self._table = next(operation.weights[0] for operation in program.operations if operation.kind == "embedding")
         self.program = program
         self.memory_plan = plan.memory
         self._session = made.session
         self._cache = self._make_cache(options.maximum_sequences, _cache_length(options))
         self._logits = np.empty((MAXIMUM_OUTPUT_ROWS, program.vocabulary), np.float32)
+        self._hidden = np.empty((MAXIMUM_OUTPUT_ROWS, program.width), np.float32)
         self.capabilities = Capabilities(
             uses_block_tables=False,
             cache_groups=(CacheGroup("onnx tokens", TOKENS_PER_PAGE, pages(plan.cache_tokens), 0),),
@@ -75,6 +76,7 @@ class OnnxBackend:
             maximum_sequences=options.maximum_sequences,
             threads=plan.threads.count,
             description=f"ONNX Runtime {library.__version__}, {_described(made)}, {plan.threads.count} threads ({plan.threads.reason}), float32 cache",
+            output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             placement=made.placement,
             warnings=(*made.warnings, *(() if options.cache_type == "f32" else (WIDE_CACHE,))),
         )
@@ -117,12 +119,15 @@ class OnnxBackend:
             raise EngineClosedError("the onnx backend was closed")
         refuse_undeclared(step, self.capabilities)
         slots = np.array([self._cache.slot(table.sequence_id, table.start) for table in step.sequences])
-        wanted = np.flatnonzero(step.outputs == OutputKind.LOGITS)
+        wanted = np.flatnonzero(step.outputs)
+        wants_hidden = step.outputs[wanted] == int(OutputKind.HIDDEN)
+        hidden = self._hidden if wants_hidden.any() else None
         order: list[NDArray[np.intp]] = []
         done = 0
         for run in _runs(step, slots, self.runs_share):
             rows = run.rows[np.isin(run.rows, wanted)]
-            self._run(step, run, np.flatnonzero(np.isin(run.rows, wanted)), self._logits[done : done + len(rows)])
+            places = slice(done, done + len(rows))
+            self._run(step, run, np.flatnonzero(np.isin(run.rows, wanted)), self._logits[places], None if hidden is None else hidden[places])
             order.append(rows)
             done += len(rows)
         for index, slot in enumerate(slots):
@@ -131,12 +136,17 @@ class OnnxBackend:
         made = np.concatenate(order)
         if not np.array_equal(made, wanted):
             logits = logits[np.argsort(made)]
-        if not np.isfinite(logits).all():
+        if hidden is not None:
+            hidden, logits = hidden[np.argsort(made)][wants_hidden], logits[~wants_hidden]
+        if not np.isfinite(logits).all() or (hidden is not None and not np.isfinite(hidden).all()):
             raise NonFiniteError(
                 "the model produced a value that is not finite (infinity or NaN): the file is damaged, or its weights overflow; compare the file with "
                 "its checksum"
             )
-        return StepOutputs(logits, wanted.astype(np.int32))
+        made_rows: NDArray[np.int32] = wanted.astype(np.int32)
+        if hidden is None:
+            return StepOutputs(logits, made_rows)
+        return StepOutputs(logits, made_rows[~wants_hidden], hidden=hidden, hidden_rows=made_rows[wants_hidden])
 
     def release(self, sequence_ids: Sequence[int]) -> None:
         for identifier in sequence_ids:
@@ -149,7 +159,7 @@ class OnnxBackend:
         self._closed = True
         self._bindings.clear()
         self._session = None
-        self._logits = np.empty((0, 0), np.float32)
+        self._logits = self._hidden = np.empty((0, 0), np.float32)
         self._cache.close()
         self._file.close()
 
@@ -160,8 +170,11 @@ class OnnxBackend:
         """A slot holds so many tokens after the step."""
         self._cache.filled(slot, length)
 
-    def _run(self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32]) -> None:
-        """Computes the rows of a run; `outputs` are those whose logits go to `logits` float32[len(outputs), vocabulary]."""
+    def _run(
+        self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
+    ) -> None:
+        """Computes the rows of a run; `outputs` are those whose logits go to `logits` float32[len(outputs), vocabulary], and whose hidden states go to
+        `hidden` float32[len(outputs), width] if somebody wants any."""
         value = self._library.OrtValue.ortvalue_from_numpy
         last = step.slots[run.rows].reshape(run.count, -1)[:, -1].astype(np.int32)
         rows = self._embedded(step.token_ids[run.rows]).reshape(run.count, run.length, -1)
@@ -169,16 +182,18 @@ class OnnxBackend:
             "embedded": value(rows), "output_rows": value(outputs.astype(np.int64)), "seqlens_k": value(last),
             "total_sequence_length": value(np.array(last.max() + 1, np.int32)),
         }  # fmt: skip
-        binding = self._binding(run.first, run.count)
+        binding = self._binding(run.first, run.count, hidden is not None)
         for name, tensor in inputs.items():
             binding.bind_ortvalue_input(name, tensor)
-        target = value(logits[np.newaxis])
-        binding.bind_ortvalue_output("logits", target)
+        targets = {"logits": value(logits[np.newaxis])} | ({} if hidden is None else {"hidden": value(hidden[np.newaxis])})
+        for name, tensor in targets.items():
+            binding.bind_ortvalue_output(name, tensor)
         self._session.run_with_iobinding(binding)
 
-    def _binding(self, first: int, count: int) -> Any:
-        """A binding with the cache of some slots in place, as what is read and as what is written."""
-        if (first, count) not in self._bindings:
+    def _binding(self, first: int, count: int, gives_hidden: bool) -> Any:
+        """A binding with the cache of some slots in place, as what is read and as what is written. What is bound once stays bound, so those that give
+        hidden states are others."""
+        if (first, count, gives_hidden) not in self._bindings:
             if len(self._bindings) >= _KEPT_BINDINGS:
                 self._bindings.clear()
             binding = self._session.io_binding()
@@ -186,8 +201,8 @@ class OnnxBackend:
                 tensor = self._library.OrtValue.ortvalue_from_numpy(array)
                 binding.bind_ortvalue_input(f"past_key_values.{name}", tensor)
                 binding.bind_ortvalue_output(f"present.{name}", tensor)
-            self._bindings[first, count] = binding
-        return self._bindings[first, count]
+            self._bindings[first, count, gives_hidden] = binding
+        return self._bindings[first, count, gives_hidden]
 
     def _embedded(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32[tokens, width]: rows of the file's table."""

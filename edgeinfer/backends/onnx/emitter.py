@@ -1,8 +1,8 @@
 """What the ONNX dialects share: reading a program operation by operation and naming values; plain operations that every dialect writes the same way.
 
 An activation is float32[batch, rows, width]. A dialect is a subclass that fills in the operations for which targets differ. Two interfaces: `STEP` is
-what our own backend runs (embedded rows in, logits of chosen rows out), `FILE` what other runtimes expect of a decoder (token ids and a mask in, logits
-of every position out).
+what our own backend runs (embedded rows in, logits and hidden states of chosen rows out), `FILE` what other runtimes expect of a decoder (token ids and
+a mask in, logits of every position out).
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class Emitter:
         self.graph.rename(self._name(self.program.logits), "logits")
         outputs: list[int | str] = [1, "outputs"] if self.interface is Interface.STEP else ["batch", "rows"]
         self.graph.output("logits", "float32", [*outputs, self.program.vocabulary])
+        if self.interface is Interface.STEP:
+            self.graph.rename(self._name(self.program.hidden), "hidden")
+            self.graph.output("hidden", "float32", [*outputs, self.program.width])
         self._say_how_weights_are_held()
         metadata = {"edgeinfer.dialect": self.dialect, "edgeinfer.architecture": self.program.architecture, "edgeinfer.context": str(self.context)}
         return self.graph.model(self.program.architecture, self.opset, self.domains, self.ir_version, metadata)

@@ -26,7 +26,9 @@ class StandardOnnxBackend(OnnxBackend):
     def _filled(self, slot: int, length: int) -> None:
         """`_run` has said so already."""
 
-    def _run(self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32]) -> None:
+    def _run(
+        self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
+    ) -> None:
         value = self._library.OrtValue.ortvalue_from_numpy
         held, past = self._cache.past(run.first)
         total = held + run.length
@@ -41,7 +43,8 @@ class StandardOnnxBackend(OnnxBackend):
             binding.bind_ortvalue_input(f"past_key_values.{name}", tensor)
         for name in self._cache.names:
             binding.bind_output(f"present.{name}", "cpu")
-        target = value(logits[np.newaxis])
-        binding.bind_ortvalue_output("logits", target)
+        targets = {"logits": value(logits[np.newaxis])} | ({} if hidden is None else {"hidden": value(hidden[np.newaxis])})
+        for name, tensor in targets.items():
+            binding.bind_ortvalue_output(name, tensor)
         self._session.run_with_iobinding(binding)
         self._cache.grown(run.first, total, binding.get_outputs()[: len(self._cache.names)])
