@@ -19,7 +19,7 @@ def bench(
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", help="tokens decoded after a prompt of 16")] = 96,
     batch: Annotated[str, typer.Option("--batch", help="sequences that decode together, with commas between")] = "1",
     rounds: Annotated[int, typer.Option("--rounds", help="alternating rounds, after one that warms up")] = 5,
-    backends: Annotated[str, typer.Option("--backends", help="backends of our own engine, with commas between; the first must run")] = "numba",
+    backends: Annotated[str, typer.Option("--backends", "--backend", help="backends of our own engine, with commas between; the first must run")] = "numba",
     provider: options.Provider = None,
     min_share: options.MinimumShare = None,
     peers: Annotated[str, typer.Option("--peers", help="llamacpp, ik_llamacpp, openvino, several with commas between, or none")] = "llamacpp",
