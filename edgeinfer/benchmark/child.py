@@ -105,8 +105,9 @@ def serve(fields: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
         for line in requests:
             print(json.dumps(answer(runner, fields["model"], json.loads(line))), file=answers, flush=True)
     except Exception as error:  # the parent shows it to the user
-        failure = {"error": f"{type(error).__name__}: {error}", "exit_code": getattr(error, "exit_code", 1)}
-        print(json.dumps(failure), file=answers, flush=True)
+        failure = {"error": f"{type(error).__name__}: {error}"}
+        code = getattr(error, "exit_code", None)
+        print(json.dumps(failure if code is None else {**failure, "exit_code": code}), file=answers, flush=True)
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "folders": {"home": describe_home(), "compiled kernels": str(kernel_cache_path() or "in memory only")},
         "libraries": {name: library_version(name) for name in LIBRARIES},
         "backends": {"numba": numba_finding(level, reason), **{name: find() for name, find in PROBES.items()}, **installed_findings()},
+        "providers of the backend onnx": onnx_providers(),
         "backend auto": measured_backends(),
         "environment": {variable.name: env.value(variable.name) or f"not set ({variable.default}); {variable.purpose}" for variable in env.VARIABLES},
     }
@@ -157,6 +158,20 @@ def installed_findings() -> dict[str, str]:
             trouble = import_problem(entry.module)
             problem = f"works ({entry.value})" if trouble is None else f"does not work: {trouble} ({entry.value})"
         found[f"{backend.name}, of {backend.origin}"] = problem
+    return found
+
+
+def onnx_providers() -> dict[str, str]:
+    """The execution providers of ONNX Runtime with their devices, and what to install for the others; looked for in a process of its own."""
+    import json
+
+    from edgeinfer.backends.onnx.provider_report import missing_findings
+    from edgeinfer.core.foreign import ForeignError, answer_of
+
+    try:
+        found: dict[str, str] = json.loads(answer_of("edgeinfer.backends.onnx.provider_report").strip().splitlines()[-1])
+    except (ForeignError, ValueError, IndexError) as error:
+        return {"looking for them": f"does not work: {error}", **missing_findings()}
     return found
 
 

@@ -26,19 +26,39 @@ def import_problem(module: str) -> str | None:
             return "not installed"
     except ImportError as error:  # of the package that the module is in
         return f"{type(error).__name__}: {error}"
+    command, environment = _child(["-c", f"import {module}"])
+    try:
+        _run(command, environment)
+    except ForeignError as error:
+        return str(error)
+    return None
+
+
+def answer_of(module: str) -> str:
+    """What `module` of ours prints to standard output when it is run in a process of its own. Raises ForeignError when that process fails."""
+    return _run(*_child(["-m", module]))
+
+
+class ForeignError(Exception):
+    """A trial failed; the message is its last line, or what killed it."""
+
+
+def _child(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     # -P: the child must not find what lies in the current folder, unless this process would find it there as well
-    command = [sys.executable, "-P", "-c", f"import {module}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.curdir for entry in sys.path)}
+    return [sys.executable, "-P", *arguments], {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.curdir for entry in sys.path)}
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
     try:
         ran = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        raise ForeignError(str(error)) from error
     if ran.returncode == 0:
-        return None
+        return ran.stdout.decode("utf-8", "replace")
     if ran.returncode < 0:
-        return f"the process that imports it is killed by {_signal_name(-ran.returncode)}"
+        raise ForeignError(f"the process that imports it is killed by {_signal_name(-ran.returncode)}")
     lines = ran.stderr.decode("utf-8", "replace").strip().splitlines() or [f"the process that imports it ends with {ran.returncode}"]
-    return lines[-1]
+    raise ForeignError(lines[-1])
 
 
 def _signal_name(number: int) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,10 +38,20 @@ Make = Callable[..., Path]
 MODELS: dict[str, Make] = {"llama": tiny_llama, "qwen2": tiny_qwen2, "gemma3": tiny_gemma3}
 
 
+class Case(NamedTuple):
+    """A backend by name, a model for it, and the provider where it has some."""
+
+    backend: str
+    model: Path
+    provider: str | None = None
+
+
 def _cases() -> list[object]:
     cases: list[object] = [pytest.param((name, "llama"), id=name) for name in ("fake", "counting")]
     cases += [pytest.param(("llamacpp", model), id=f"llamacpp-{model}", marks=pytest.mark.llamacpp) for model in MODELS]
     cases += [pytest.param(("onnx", model), id=f"onnx-{model}", marks=pytest.mark.onnx) for model in MODELS]
+    standard = (("opset21", "llama"), ("opset21", "gemma3"), ("opset23", "qwen2"))  # what other providers than ONNX Runtime's own for the processor take
+    cases += [pytest.param(("onnx", model, f"cpu:dialect={name}"), id=f"onnx-{name}-{model}", marks=pytest.mark.onnx) for name, model in standard]
     cases += [pytest.param(("numba", model), id=f"numba-{model}") for model in MODELS]
     return cases
 
@@ -58,18 +68,26 @@ def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="module", params=_cases())
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    name, model = request.param
-    return name, MODELS[model](tmp_path_factory.mktemp("models") / f"{model}.gguf")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    name, model, *provider = request.param
+    return Case(name, MODELS[model](tmp_path_factory.mktemp("models") / f"{model}.gguf"), *provider)
 
 
-def _load(case: tuple[str, Path], **options: object) -> Backend:
-    fields: dict[str, object] = {"context": CONTEXT, "threads": 1, "maximum_step_rows": 64, "maximum_sequences": 4, "cache_type": "f32", **options}
-    return load_backend(case[0], case[1], BackendOptions(**fields))  # type: ignore[arg-type]
+def _load(case: Case, **options: object) -> Backend:
+    fields: dict[str, object] = {
+        "provider": case.provider,
+        "context": CONTEXT,
+        "threads": 1,
+        "maximum_step_rows": 64,
+        "maximum_sequences": 4,
+        "cache_type": "f32",
+        **options,
+    }
+    return load_backend(case.backend, case.model, BackendOptions(**fields))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def backend(case: tuple[str, Path]) -> Iterator[Backend]:
+def backend(case: Case) -> Iterator[Backend]:
     loaded = _load(case)
     yield loaded
     loaded.close()
@@ -197,13 +215,13 @@ def _output_matrix(model: Path) -> Logits:
         return file.tensor_bytes(tensor.name).view(np.float32).reshape(tensor.shape).copy()
 
 
-def test_hidden_states_are_what_the_output_matrix_multiplies(case: tuple[str, Path], driver: Driver) -> None:
+def test_hidden_states_are_what_the_output_matrix_multiplies(case: Case, driver: Driver) -> None:
     if OutputKind.HIDDEN not in driver.backend.capabilities.output_kinds:
         pytest.skip("declares no hidden states; that they are refused is another test")
     tokens, others = _tokens(50, 1), _tokens(14, 2)
     expected = driver.whole(1, tokens)
     hidden, last = driver.run(Rows(2, 0, tokens, kind=OutputKind.HIDDEN), Rows(3, 0, others, outputs=1))
-    assert _equal(False, hidden @ _output_matrix(case[1]).T, expected)
+    assert _equal(False, hidden @ _output_matrix(case.model).T, expected)
     assert _equal(driver.backend.capabilities.bit_exact_batches, last, driver.whole(4, others)[-1:])
     driver.release(2)
     pieces = [driver.run(Rows(2, start, tokens[start : start + 20], kind=OutputKind.HIDDEN))[0] for start in (0, 20, 40)]
@@ -270,7 +288,7 @@ def test_a_sequence_that_was_kept_is_of_use_after_others_have_come_and_gone(driv
         driver.run(Rows(4, 32, tokens[32:]))  # nobody gave this one anything
 
 
-def test_closing_twice_is_fine_and_a_step_afterwards_is_a_clear_error(case: tuple[str, Path]) -> None:
+def test_closing_twice_is_fine_and_a_step_afterwards_is_a_clear_error(case: Case) -> None:
     loaded = _load(case)
     driver = Driver(loaded)
     driver.run(Rows(1, 0, _tokens(5)))
@@ -280,10 +298,12 @@ def test_closing_twice_is_fine_and_a_step_afterwards_is_a_clear_error(case: tupl
         driver.run(Rows(1, 5, _tokens(1)))
 
 
-def test_threads_share_an_engine_and_get_their_solo_answers(case: tuple[str, Path]) -> None:
+def test_threads_share_an_engine_and_get_their_solo_answers(case: Case) -> None:
     prompts = [_tokens(5 + 11 * number, number) for number in range(6)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4) as engine:
+    with Engine.load(
+        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4
+    ) as engine:
         solo = [engine.generate(prompt, params).token_ids for prompt in prompts]
         assert [one.token_ids for one in engine.generate_many(prompts, params)] == solo
         with ThreadPoolExecutor(4) as pool:
@@ -292,11 +312,18 @@ def test_threads_share_an_engine_and_get_their_solo_answers(case: tuple[str, Pat
         assert engine.logits(prompts[3]).shape == (len(prompts[3]), engine.vocabulary)
 
 
-def test_two_engines_at_once_give_the_answers_of_one(case: tuple[str, Path]) -> None:
+def test_two_engines_at_once_give_the_answers_of_one(case: Case) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     prompts = [_tokens(40, number) for number in range(4)]
-    options: dict[str, Any] = {"backend": case[0], "context": CONTEXT, "threads": 1, "cache_type": "f32", "maximum_sequences": 4}
-    with Engine.load(case[1], **options) as first, Engine.load(case[1], **options) as second:
+    options: dict[str, Any] = {
+        "backend": case.backend,
+        "provider": case.provider,
+        "context": CONTEXT,
+        "threads": 1,
+        "cache_type": "f32",
+        "maximum_sequences": 4,
+    }
+    with Engine.load(case.model, **options) as first, Engine.load(case.model, **options) as second:
         expected = [first.generate(prompt, params).token_ids for prompt in prompts]
         with ThreadPoolExecutor(2) as pool:
             answers = pool.map(lambda engine: [engine.generate(prompt, params).token_ids for prompt in prompts], (first, second))
@@ -304,10 +331,10 @@ def test_two_engines_at_once_give_the_answers_of_one(case: tuple[str, Path]) -> 
 
 
 @pytest.mark.parametrize("prefix_reuse", [True, False])
-def test_a_prompt_that_comes_again_is_answered_the_same_with_and_without_reuse(case: tuple[str, Path], prefix_reuse: bool) -> None:
+def test_a_prompt_that_comes_again_is_answered_the_same_with_and_without_reuse(case: Case, prefix_reuse: bool) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     options: dict[str, Any] = {"context": CONTEXT, "threads": 1, "cache_type": "f32", "maximum_sequences": 4, "cache_tokens": 4 * CONTEXT}
-    with Engine.load(case[1], backend=case[0], prefix_reuse=prefix_reuse, **options) as engine:
+    with Engine.load(case.model, backend=case.backend, provider=case.provider, prefix_reuse=prefix_reuse, **options) as engine:
         first = engine.generate(_tokens(80), params)
         others = [engine.generate(_tokens(60, seed), params) for seed in (1, 2)]
         again = engine.generate(_tokens(80), params)
@@ -319,9 +346,11 @@ def test_a_prompt_that_comes_again_is_answered_the_same_with_and_without_reuse(c
         engine._loop.scheduler.check()
 
 
-def test_a_cancelled_request_gives_its_places_back_and_nobody_else_notices(case: tuple[str, Path]) -> None:
+def test_a_cancelled_request_gives_its_places_back_and_nobody_else_notices(case: Case) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=2, prefix_reuse=False) as engine:
+    with Engine.load(
+        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=2, prefix_reuse=False
+    ) as engine:
         expected = engine.generate(_tokens(30, 9), params).token_ids
         for number in range(6):  # more than may run at once: without their places back the later ones would wait for ever
             stream = engine.stream(_tokens(60, number), params)
@@ -336,8 +365,8 @@ def test_a_cancelled_request_gives_its_places_back_and_nobody_else_notices(case:
         assert sum(engine._loop.scheduler.state.pages_used.values()) == 0
 
 
-def test_closing_ends_requests_that_run_with_an_error_and_soon(case: tuple[str, Path]) -> None:
-    engine = Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=8, maximum_sequences=4)
+def test_closing_ends_requests_that_run_with_an_error_and_soon(case: Case) -> None:
+    engine = Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=8, maximum_sequences=4)
     streams = [engine.stream(_tokens(20, number), SamplingParams(max_tokens=100, ignore_eos=True)) for number in range(6)]
     next(streams[0])
     closing = threading.Thread(target=engine.close)
@@ -353,8 +382,8 @@ def test_closing_ends_requests_that_run_with_an_error_and_soon(case: tuple[str, 
         engine.generate([65])
 
 
-def test_an_answer_ends_with_the_context(case: tuple[str, Path]) -> None:
-    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, cache_type="f32", maximum_sequences=4) as engine:
+def test_an_answer_ends_with_the_context(case: Case) -> None:
+    with Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, cache_type="f32", maximum_sequences=4) as engine:
         assert engine.context == CONTEXT
         full = engine.generate(_tokens(100), SamplingParams(max_tokens=10_000, ignore_eos=True))
         assert full.finish_reason == "length" and len(full.token_ids) == CONTEXT - 100
@@ -366,19 +395,23 @@ def test_an_answer_ends_with_the_context(case: tuple[str, Path]) -> None:
             engine.logits(_tokens(CONTEXT + 1))
 
 
-def test_pages_given_up_behind_a_window_and_a_small_step_change_nothing(case: tuple[str, Path], driver: Driver) -> None:
+def test_pages_given_up_behind_a_window_and_a_small_step_change_nothing(case: Case, driver: Driver) -> None:
     tokens = _tokens(CONTEXT)
     expected = driver.whole(1, tokens)
-    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=4) as engine:
+    with Engine.load(
+        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=4
+    ) as engine:
         other = engine.stream(_tokens(9), SamplingParams(max_tokens=100, ignore_eos=True))  # takes pages that were given up
         assert _equal(driver.backend.capabilities.bit_exact_chunks, engine.logits(tokens), expected)
         assert len(list(other)) == 100
 
 
-def test_embeddings_are_pooled_hidden_states_alone_and_beside_others(case: tuple[str, Path]) -> None:
+def test_embeddings_are_pooled_hidden_states_alone_and_beside_others(case: Case) -> None:
     prompts = [_tokens(count, seed=count) for count in (1, 9, 40, CONTEXT)]
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4) as engine:
+    with Engine.load(
+        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4
+    ) as engine:
         if OutputKind.HIDDEN not in engine.capabilities.output_kinds:
             with pytest.raises(InvalidRequestError, match="no hidden states"):
                 engine.embed(prompts)
@@ -388,7 +421,7 @@ def test_embeddings_are_pooled_hidden_states_alone_and_beside_others(case: tuple
         hidden = engine.embed(prompts, "none", normalize=False)
         for prompt, rows in zip(prompts, hidden, strict=True):
             assert rows.shape[0] == len(prompt) and rows.dtype == np.float32
-            assert _equal(False, rows @ _output_matrix(case[1]).T, engine.logits(prompt))
+            assert _equal(False, rows @ _output_matrix(case.model).T, engine.logits(prompt))
         pools: dict[str, Callable[[Logits], Logits]] = {"mean": lambda rows: rows.mean(axis=0), "last": lambda rows: rows[-1], "cls": lambda rows: rows[0]}
         for pooling, pool in pools.items():
             beside = engine.stream(_tokens(20), params)
@@ -403,15 +436,15 @@ def test_embeddings_are_pooled_hidden_states_alone_and_beside_others(case: tuple
         engine._loop.scheduler.check()
 
 
-def test_sequences_that_do_not_fit_together_are_computed_again_and_answer_the_same(case: tuple[str, Path]) -> None:
+def test_sequences_that_do_not_fit_together_are_computed_again_and_answer_the_same(case: Case) -> None:
     prompts = [_tokens(40 + number, number) for number in range(4)]
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     options: dict[str, Any] = {"context": CONTEXT, "threads": 1, "cache_type": "f32", "maximum_sequences": 4}
-    with Engine.load(case[1], backend=case[0], cache_tokens=4 * CONTEXT, **options) as roomy:
+    with Engine.load(case.model, backend=case.backend, provider=case.provider, cache_tokens=4 * CONTEXT, **options) as roomy:
         expected = [roomy.generate(prompt, params).token_ids for prompt in prompts]
-    with Engine.load(case[1], backend=case[0], cache_tokens=CONTEXT + 64, **options) as tight:
+    with Engine.load(case.model, backend=case.backend, provider=case.provider, cache_tokens=CONTEXT + 64, **options) as tight:
         assert [one.token_ids for one in tight.generate_many(prompts, params)] == expected
-        if case[0] != "llamacpp":  # which rounds its cache up
+        if case.backend != "llamacpp":  # which rounds its cache up
             assert tight._loop.scheduler.state.preemptions > 0
 
 
@@ -422,9 +455,9 @@ def _resources() -> tuple[int, int, int]:
     return int(fields["VmRSS"].split()[0]) * 1024, int(fields["Threads"]), len(os.listdir("/proc/self/fd"))
 
 
-def test_loading_and_closing_fifty_times_leaves_nothing_behind(case: tuple[str, Path]) -> None:
+def test_loading_and_closing_fifty_times_leaves_nothing_behind(case: Case) -> None:
     def once() -> int:
-        with Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, maximum_sequences=4) as engine:
+        with Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, maximum_sequences=4) as engine:
             engine.generate(_tokens(20), SamplingParams(max_tokens=5, ignore_eos=True))
         gc.collect()
         return _resources()[0]
@@ -438,9 +471,11 @@ def test_loading_and_closing_fifty_times_leaves_nothing_behind(case: tuple[str, 
     assert np.median(sizes[40:]) - np.median(sizes[10:20]) < 2e6
 
 
-def test_an_engine_that_is_only_dropped_gives_its_memory_back(case: tuple[str, Path]) -> None:
+def test_an_engine_that_is_only_dropped_gives_its_memory_back(case: Case) -> None:
     def once() -> None:
-        Engine.load(case[1], backend=case[0], context=CONTEXT, threads=1, maximum_sequences=4).generate([65], SamplingParams(max_tokens=2))
+        Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, maximum_sequences=4).generate(
+            [65], SamplingParams(max_tokens=2)
+        )
 
     for _ in range(2):
         once()
@@ -453,11 +488,11 @@ def test_an_engine_that_is_only_dropped_gives_its_memory_back(case: tuple[str, P
     assert after[0] - before[0] < 16e6 and after[1:] == before[1:]
 
 
-def test_values_that_are_not_finite_are_a_typed_error(case: tuple[str, Path], tmp_path: Path) -> None:
-    if case[0] in ("fake", "counting"):
+def test_values_that_are_not_finite_are_a_typed_error(case: Case, tmp_path: Path) -> None:
+    if case.backend in ("fake", "counting"):
         pytest.skip("a backend without weights computes nothing that could overflow")
     broken = tiny_llama(tmp_path / "overflowing.gguf", tensors={"output_norm.weight": np.full(64, 3e38, dtype=np.float32)})
-    with Engine.load(broken, backend=case[0], context=CONTEXT, threads=1, maximum_sequences=4) as engine:
+    with Engine.load(broken, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, maximum_sequences=4) as engine:
         with pytest.raises(NonFiniteError):
             engine.generate(_tokens(5), SamplingParams(max_tokens=5))
         with pytest.raises(NonFiniteError):

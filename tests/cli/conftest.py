@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ class FakeEngine:
     loaded: list[dict[str, Any]]
     warnings: tuple[str, ...] = ()
     interrupt_after: int | None = None
+    capabilities = SimpleNamespace(placement=None)
 
     @classmethod
     def load(cls, model: str, **options: Any) -> FakeEngine:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from edgeinfer.backends.base import Placement
+
 Command = Callable[..., Any]
 
 
@@ -29,7 +31,8 @@ def test_options_reach_the_engine(command: Command, engine: Any) -> None:
     )  # fmt: skip
     assert (ended.code, ended.out) == (0, "A B")
     assert "ended by length; seed 42" in ended.err
-    assert engine.loaded == [{"model": "m.gguf", "backend": "llamacpp", "context": 99, "threads": 3, "cache_type": "q8_0"}]
+    given = {"model": "m.gguf", "backend": "llamacpp", "context": 99, "threads": 3, "cache_type": "q8_0", "provider": None, "minimum_share": None}
+    assert engine.loaded == [given]
 
 
 def test_json_is_the_last_line(command: Command, engine: Any) -> None:
@@ -127,3 +130,12 @@ def test_more_threads_than_cores_are_warned_of(command: Command, engine: Any, mo
     assert ended.err.startswith("edgeinfer: warning: 3 threads (asked for) wait for each other on 2 cores (2 processors): this is slow\n")
     for arguments in (["--threads", "2"], []):
         assert "warning" not in command("run", "m.gguf", "-p", "a", *arguments).err
+
+
+def test_a_provider_reaches_the_engine_and_what_it_runs_is_told(command: Command, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = Placement("openvino", "opset21", "CPU", {"OpenVINOExecutionProvider": 3, "CPUExecutionProvider": 1}, 3)
+    monkeypatch.setattr(engine, "capabilities", types.SimpleNamespace(placement=placement))
+    ended = command("run", "m.gguf", "-p", "a", "--backend", "onnx", "--provider", "openvino:a=b", "--min-share", "0.7", "--json")
+    assert ended.code == 0 and engine.loaded[0]["provider"] == "openvino:a=b" and engine.loaded[0]["minimum_share"] == 0.7
+    assert "edgeinfer: provider openvino runs 3 of 4 nodes (OpenVINOExecutionProvider 3, CPUExecutionProvider 1) on CPU" in ended.err
+    assert json.loads(ended.out.splitlines()[-1])["placement"]["share"] == 0.75

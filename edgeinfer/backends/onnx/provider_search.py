@@ -14,16 +14,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer.backends.onnx.providers import AUTO, CPU_PROVIDER, PROVIDERS, Provider, ProviderRequest, default_options, unknown_provider
+from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS, Provider, ProviderRequest, default_options, unknown_provider
 from edgeinfer.core.errors import ProviderError
 from edgeinfer.core.printable import printable
 
 _SUFFIX = "ExecutionProvider"
 _ACCELERATORS = ("npu", "gpu")
-_OTHER_DIALECT = "opset21"  # for a provider that is not in the table: any takes standard operators
+OTHER_DIALECT = "opset21"  # for a provider that is not in the table: any takes standard operators
 
 _registered: dict[str, tuple[str, tuple[Any, ...]]] = {}  # ONNX Runtime's name -> library, its devices
 _lock = threading.Lock()
+
+
+class MissingProviderError(ProviderError):
+    """A provider that is known, but is not in this environment. The message says how to have it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def find(library: Any, name: str, plugin: str | None = None) -> Found:
             path = _plugin_path(module)
             return Found(name, runtime_name, path, _plugin_devices(library, runtime_name, path), entry)
     hint = f"{entry.install}; it is for {entry.platforms}" if entry is not None else "install a build of ONNX Runtime that has it; no package is known"
-    raise ProviderError(f"the provider {name} is not in this environment (ONNX Runtime {library.__version__} in {_folder(library)}); to have it: {hint}")
+    raise MissingProviderError(f"the provider {name} is not in this environment (ONNX Runtime {library.__version__} in {_folder(library)}); to have it: {hint}")
 
 
 def found_providers(library: Any) -> Iterator[tuple[str, Found | ProviderError]]:
@@ -106,7 +110,7 @@ def target_of(library: Any, request: ProviderRequest) -> Target:
     if request.name == "cpu":
         return Target("cpu", CPU_PROVIDER, request.dialect or "cpu", "CPU", {})
     found = find(library, request.name, request.library)
-    return _target(found, request, found.devices)
+    return _target(found, request)
 
 
 def automatic_targets(library: Any) -> list[Target]:
@@ -119,10 +123,12 @@ def automatic_targets(library: Any) -> list[Target]:
         if name == "cpu" or isinstance(found, ProviderError):
             continue
         accelerators = [device for kind in _ACCELERATORS for device in found.devices if device.kind == kind]
-        for kind in dict.fromkeys(device.kind for device in accelerators):
+        for kind in dict.fromkeys(device.kind for device in accelerators if _can_choose(found, device)):
             device = next(device for device in accelerators if device.kind == kind)
-            request = ProviderRequest(name, device=kind)
-            targets.append(_target(found, request, found.devices, f"it has the {kind.upper()} {device.description}"))
+            targets.append(_target(found, ProviderRequest(name, device=kind), f"it has the {kind.upper()} {device.description}"))
+        if accelerators and not any(_can_choose(found, device) for device in accelerators):
+            kinds = " or ".join(device.kind.upper() for device in accelerators)
+            targets.append(_target(found, ProviderRequest(name), f"it is for the {kinds} of this machine"))
         if not accelerators:
             kinds = ", ".join(dict.fromkeys(device.kind.upper() for device in found.devices))
             passed.append(f"{name} offers {kinds or 'no device'}")
@@ -131,7 +137,13 @@ def automatic_targets(library: Any) -> list[Target]:
     return [*targets, Target("cpu", CPU_PROVIDER, "cpu", "CPU", {}, reason=reason)]
 
 
-def _target(found: Found, request: ProviderRequest, devices: tuple[Device, ...], reason: str = "") -> Target:
+def _can_choose(found: Found, device: Device) -> bool:
+    """Whether edgeinfer can tell the provider to use this device and no other."""
+    return device.record is not None or found.name == "openvino"
+
+
+def _target(found: Found, request: ProviderRequest, reason: str = "") -> Target:
+    devices = found.devices
     if not devices:
         raise ProviderError(f"the provider {found.name} ({found.origin}) has no device on this machine{_where(found)}; choose another provider")
     matching = [device for device in devices if request.device in (None, device.kind)]
@@ -139,7 +151,9 @@ def _target(found: Found, request: ProviderRequest, devices: tuple[Device, ...],
         offered = ", ".join(f"{device.kind} ({device.description})" for device in devices)
         raise ProviderError(f"the provider {found.name} has no device of the kind {request.device!r} on this machine; it offers {offered}")
     chosen = matching[0]
-    dialect = request.dialect or (found.entry.dialect if found.entry is not None else _OTHER_DIALECT)
+    if request.device is not None and not _can_choose(found, chosen):
+        raise ProviderError(f"edgeinfer cannot tell the provider {found.name} which device to take; leave device out, and use the provider's own options")
+    dialect = request.dialect or (found.entry.dialect if found.entry is not None else OTHER_DIALECT)
     options = {**(default_options(found.entry) if found.entry is not None else {}), **request.options}
     if chosen.record is None and found.name == "openvino":
         options.setdefault("device_type", chosen.kind.upper())
@@ -218,6 +232,3 @@ def _folder(library: Any) -> str:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-__all__ = ["AUTO", "CPU_TARGET", "Device", "Found", "Target", "automatic_targets", "find", "found_providers", "target_of"]

@@ -22,7 +22,7 @@ DEVICES = ("cpu", "gpu", "npu")
 OWN_KEYS = ("dialect", "device", "library")
 """Keys that edgeinfer reads itself; all others are the provider's."""
 
-_BUILD = "no wheel has it: build ONNX Runtime with {}"
+_BUILD = "build ONNX Runtime with {}, no wheel has it"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             ),
             Provider(
                 "acl", "ACLExecutionProvider", "opset21", "never run by us: by its documentation it takes standard operators in float32",
-                _BUILD.format("--use_acl (versions before 1.24 or so)"), "Linux on arm64", built_in_devices=("cpu",),
+                _BUILD.format("--use_acl (an older version: newer ones do not list it)"), "Linux on arm64", built_in_devices=("cpu",),
             ),
         )
     }
