@@ -1,8 +1,13 @@
 """The dialects `opset21` and `opset23`: only operators of the ONNX standard, so that any runtime may take the graph.
 
 `opset21` spells attention, rope and norms out in plain operations; `opset23` has operators for them. Both hold quantized matrices as DequantizeLinear
-over blocks, which runtimes fuse with the matrix product behind it, and grow the cache by concatenation. Every token has a position (`position_ids`) and
-every cached token a mark whether it counts (`attention_mask`); the last `rows` cached tokens are those of the step.
+over blocks, which runtimes fuse with the matrix product behind it.
+
+In a file the cache grows by concatenation, as other runtimes expect: every token has a position (`position_ids`) and every cached token a mark whether it
+counts (`attention_mask`); the last `rows` cached tokens are those of the step. That copies the whole cache for every token. For a step of ours a graph
+reads `cached` places of the cache, of which the first `cached_lengths` count, and gives back the keys and values of the new rows alone: scores are made
+with both parts apart, and whoever calls writes the new rows behind the old ones. Only attention's operator of `opset23` cannot do that, so a step has it
+spelled out.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from edgeinfer.backends.onnx.matrices import BlockMatrix, block_matrix, matrix_f
 from edgeinfer.model.program import CacheStore, Operation, Weight
 from kernels_numba.formats import format_by_name
 
+_NOWHERE = 1 << 30  # the position of a place in the cache that holds nothing: after every row
 _HIDDEN = -1e30  # added to the score of a token that may not be seen; finite, so that a row of padding that sees nothing is no NaN
 _TRANSPOSED_ROWS = 256
 
@@ -33,26 +39,51 @@ class StandardEmitter(Emitter):
         self._tables: dict[str, tuple[str, str]] = {}
         self._masks: dict[int, str] = {}
         self._block_sums: dict[tuple[str, int], str] = {}
-        self._ids = graph.input("input_ids", "int64", ["batch", "rows"]) if self.interface is Interface.FILE else ""
+        zero, one = graph.constant(0, "int64"), graph.constant(1, "int64")
+        if self.interface is Interface.STEP:
+            self._lengths = graph.input("cached_lengths", "int64", ["batch"])
+            return  # the rest when the rows are declared
+        self._ids = graph.input("input_ids", "int64", ["batch", "rows"])
         self._mask = graph.input("attention_mask", "int64", ["batch", "total"])
         self._positions = graph.input("position_ids", "int64", ["batch", "rows"])
-        zero, one = graph.constant(0, "int64"), graph.constant(1, "int64")
         total = add("Gather", add("Shape", self._mask), one)
         rows = add("Gather", add("Shape", self._positions), one)
         self._keys_at = add("Range", zero, total, one)  # [total]
         self._rows_at = add("Unsqueeze", add("Range", add("Sub", total, rows), total, one), graph.constant([1], "int64"))  # [rows, 1]
         self._counts = add("Unsqueeze", add("Cast", self._mask, to=9), graph.constant([1, 2], "int64"))  # bool[batch, 1, 1, total]
 
+    def _embedding(self, operation: Operation) -> None:
+        super()._embedding(operation)
+        if self.interface is not Interface.STEP:
+            return
+        graph, add = self.graph, self.graph.add
+        zero, one = graph.constant(0, "int64"), graph.constant(1, "int64")
+        rows = add("Gather", add("Shape", "embedded"), one)
+        cached = add("Gather", add("Shape", f"past_key_values.{self.program.stores[0].index}.key"), graph.constant(2, "int64"))
+        lengths = add("Unsqueeze", self._lengths, graph.constant([1], "int64"))  # [batch, 1]
+        places = add("Range", zero, cached, one)
+        held = add("Where", add("Less", places, lengths), places, graph.constant(_NOWHERE, "int64"))  # [batch, cached]
+        self._positions = add("Add", lengths, add("Range", zero, rows, one))  # [batch, rows]
+        self._keys_at = add("Unsqueeze", add("Concat", held, self._positions, axis=1), graph.constant([1, 2], "int64"))  # [batch, 1, 1, cached + rows]
+        self._rows_at = add("Unsqueeze", self._positions, graph.constant([1, 3], "int64"))  # [batch, 1, rows, 1]
+        self._counts = ""
+        self._old_and_new = add("Concat", *(add("Unsqueeze", size, graph.constant([0], "int64")) for size in (cached, rows)), axis=0)
+
     def _mask_of(self, window: int) -> str:
-        """float32[batch, 1, rows, total]: 0 where a row may look, else so low that nothing is left of it."""
+        """float32[batch, 1, rows, keys]: 0 where a row may look, else so low that nothing is left of it."""
         if window not in self._masks:
             add = self.graph.add
             seen = add("LessOrEqual", self._keys_at, self._rows_at)
             if window:
                 first = add("Sub", self._rows_at, self.graph.constant(window, "int64"))
                 seen = add("And", seen, add("Greater", self._keys_at, first))
-            self._masks[window] = add("Where", add("And", self._counts, seen), self._scalar(0.0), self._scalar(_HIDDEN))
+            if self._counts:
+                seen = add("And", self._counts, seen)
+            self._masks[window] = add("Where", seen, self._scalar(0.0), self._scalar(_HIDDEN))
         return self._masks[window]
+
+    def _cache_lengths(self) -> tuple[str, str]:
+        return ("cached", "rows") if self.interface is Interface.STEP else ("past", "total")
 
     # -- operations
 
@@ -160,13 +191,19 @@ class StandardEmitter(Emitter):
         store, heads = self.program.stores[whole(attributes["store"])], whole(attributes["heads"])
         past_key, past_value, present_key, present_value = self._caches(store)
         queries, keys, values = (self._name(value) for value in operation.inputs)
-        queries = self._by_head(queries, heads, store.key_size)
-        keys = add("Concat", past_key, self._by_head(keys, store.kv_heads, store.key_size), axis=2, name=present_key)
-        values = add("Concat", past_value, self._by_head(values, store.kv_heads, store.value_size), axis=2, name=present_value)
+        queries = self._by_head(self._times(queries, number(attributes["scale"])), heads, store.key_size)
         shared = heads != store.kv_heads
         if shared:
             queries = add("Reshape", queries, self._shape(0, store.kv_heads, -1, store.key_size))
-        scores = add("MatMul", self._times(queries, number(attributes["scale"])), add("Transpose", keys, perm=[0, 1, 3, 2]))
+        in_step = self.interface is Interface.STEP
+        keys = self._by_head(keys, store.kv_heads, store.key_size, present_key if in_step else None)
+        values = self._by_head(values, store.kv_heads, store.value_size, present_value if in_step else None)
+        if in_step:
+            scores = add("Concat", *(add("MatMul", queries, add("Transpose", part, perm=[0, 1, 3, 2])) for part in (past_key, keys)), axis=-1)
+        else:
+            keys = add("Concat", past_key, keys, axis=2, name=present_key)
+            values = add("Concat", past_value, values, axis=2, name=present_value)
+            scores = add("MatMul", queries, add("Transpose", keys, perm=[0, 1, 3, 2]))
         cap = number(attributes["softcap"])
         if cap > 0:
             scores = self._times(add("Tanh", self._times(scores, 1.0 / cap)), cap)
@@ -175,14 +212,18 @@ class StandardEmitter(Emitter):
         shares = add("Softmax", add("Add", scores, self._mask_of(whole(attributes["window"]))), axis=-1)
         if shared:
             shares = add("Reshape", shares, self._shape(0, store.kv_heads, -1, 0), allowzero=0)
-        mixed = add("MatMul", shares, values)
+        if in_step:
+            old, new = self.graph.add_many("Split", [shares, self._old_and_new], 2, axis=-1)
+            mixed = add("Add", add("MatMul", old, past_value), add("MatMul", new, values))
+        else:
+            mixed = add("MatMul", shares, values)
         if shared:
             mixed = add("Reshape", mixed, self._shape(0, heads, -1, store.value_size))
         self._names[output] = add("Reshape", add("Transpose", mixed, perm=[0, 2, 1, 3]), self._shape(0, 0, output.width))
 
-    def _by_head(self, name: str, heads: int, size: int) -> str:
+    def _by_head(self, name: str, heads: int, size: int, output: str | None = None) -> str:
         """float32[batch, heads, rows, size]"""
-        return self.graph.add("Transpose", self.graph.add("Reshape", name, self._shape(0, 0, heads, size)), perm=[0, 2, 1, 3])
+        return self.graph.add("Transpose", self.graph.add("Reshape", name, self._shape(0, 0, heads, size)), perm=[0, 2, 1, 3], name=output)
 
     # -- weights
 
@@ -249,7 +290,8 @@ class Opset23Emitter(StandardEmitter):
 
     def _attention(self, operation: Operation) -> None:
         attributes, output = operation.attributes, operation.outputs[0]
-        if number(attributes["softcap"]) > 0:  # opset 23 leaves open whether a score is capped before or after the mask is added
+        # the operator only grows a cache, and opset 23 leaves open whether a score is capped before or after the mask is added
+        if self.interface is Interface.STEP or number(attributes["softcap"]) > 0:
             super()._attention(operation)
             return
         store: CacheStore = self.program.stores[whole(attributes["store"])]
