@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +49,6 @@ class Run:
 
 class OnnxBackend:
     """One model, one session, one cache, in the dialect `cpu`. `step` is called by one thread at a time."""
-
-    runs_share: ClassVar[bool] = True
-    """Whether sequences in neighbouring slots that decode one token each may share a run."""
 
     def __init__(self, library: Any, file: GGUFFile, program: Program, options: BackendOptions, plan: LoadPlan, made: MadeSession) -> None:
         self._library = library
@@ -124,14 +121,14 @@ class OnnxBackend:
         hidden = self._hidden if wants_hidden.any() else None
         order: list[NDArray[np.intp]] = []
         done = 0
-        for run in _runs(step, slots, self.runs_share):
+        for run in _runs(step, slots):
             rows = run.rows[np.isin(run.rows, wanted)]
             places = slice(done, done + len(rows))
             self._run(step, run, np.flatnonzero(np.isin(run.rows, wanted)), self._logits[places], None if hidden is None else hidden[places])
             order.append(rows)
             done += len(rows)
         for index, slot in enumerate(slots):
-            self._filled(int(slot), int(step.slots[step.sequence == index].max()) + 1)
+            self._cache.filled(int(slot), int(step.slots[step.sequence == index].max()) + 1)
         logits = self._logits[:done]
         made = np.concatenate(order)
         if not np.array_equal(made, wanted):
@@ -165,10 +162,6 @@ class OnnxBackend:
 
     def _make_cache(self, slots: int, length: int) -> SlotCache:
         return SlotCache(self.program.stores, slots, length)
-
-    def _filled(self, slot: int, length: int) -> None:
-        """A slot holds so many tokens after the step."""
-        self._cache.filled(slot, length)
 
     def _run(
         self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
@@ -209,15 +202,14 @@ class OnnxBackend:
         return format_by_name(self._table.format_name).decode_rows(self._file.tensor_blocks(self._table.name)[token_ids])
 
 
-def _runs(step: Step, slots: NDArray[np.intp], share: bool) -> list[Run]:
-    """The calls that a step takes: sequences with several rows one by one, those with one row together where their slots are neighbours, if they may."""
+def _runs(step: Step, slots: NDArray[np.intp]) -> list[Run]:
+    """The calls that a step takes: sequences with several rows one by one, those with one row together where their slots are neighbours."""
     counts = np.bincount(step.sequence, minlength=len(slots))
     starts = np.concatenate([[0], np.cumsum(counts)])
     runs = [Run(int(slots[index]), 1, np.arange(starts[index], starts[index + 1])) for index in np.flatnonzero(counts > 1)]
     single = np.flatnonzero(counts == 1)
     single = single[np.argsort(slots[single])]
-    borders = np.flatnonzero((np.diff(slots[single]) != 1) | (not share)) + 1
-    for group in np.split(single, borders):
+    for group in np.split(single, np.flatnonzero(np.diff(slots[single]) != 1) + 1):
         if len(group):
             runs.append(Run(int(slots[group[0]]), len(group), starts[group]))
     return runs

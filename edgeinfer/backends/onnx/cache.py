@@ -67,9 +67,13 @@ class SlotCache:
             return
         heapq.heappush(self._free, slot)
         if self._lengths.pop(slot, 0):
-            for _, region, _ in self._regions:
-                size = region.size // self._slots
-                region.discard(slot * size, size)
+            self._give_back(slot)
+
+    def _give_back(self, slot: int) -> None:
+        """The memory of a slot."""
+        for _, region, _ in self._regions:
+            size = region.size // self._slots
+            region.discard(slot * size, size)
 
     def arrays(self, first: int, count: int) -> Iterator[tuple[str, NDArray[Any]]]:
         """("3.key", float32[count, kv_heads, length, size]) and so on: views of the slots from `first` on."""

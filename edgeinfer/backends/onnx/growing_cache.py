@@ -1,82 +1,72 @@
-"""The cache of the standard dialects: their graphs read the keys and values of a sequence and give them back with the new ones at the end, so what a run
-gave is what the next one reads. Nothing is copied in Python, but the graph itself copies the whole cache of a sequence in every run.
+"""The cache of the standard dialects: as `SlotCache`, but with only as many places a sequence as the longest living one needs.
 
-Called by `standard_backend`.
+Their graphs take every place for a key to be looked at, so a place that holds nothing costs time; and runtimes prepare themselves for each size of cache
+that they see, so it changes seldom. A run gives back the keys and values of its new rows alone, and `write` puts them where they belong: the cache is
+never copied for a token. Called by `standard_backend`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
+from edgeinfer.backends.onnx.cache import ELEMENT_BYTES, SlotCache
 from edgeinfer.model.program import CacheStore
 
-
-@dataclass
-class _Held:
-    """A sequence's tokens, and by name its keys and values as ONNX Runtime has them, float32[1, kv_heads, tokens, size] each."""
-
-    length: int = 0
-    values: dict[str, Any] = field(default_factory=dict)
+GROWTH = 128
+"""Places that a sequence gets at a time."""
 
 
-class GrowingCache:
-    """Keys and values of at most `slots` sequences."""
+class GrowingCache(SlotCache):
+    """Keys and values of at most `slots` sequences of at most `length` tokens, float32[slots, kv_heads, places, size] each."""
 
-    def __init__(self, library: Any, stores: Sequence[CacheStore], slots: int) -> None:
-        self._library = library
-        self._slots = slots
-        self._empty = {
-            f"{store.index}.{what}": library.OrtValue.ortvalue_from_numpy(np.zeros((1, store.kv_heads, 0, size), np.float32))
-            for store in stores
-            for what, size in (("key", store.key_size), ("value", store.value_size))
-        }
-        self._free = list(range(slots))
-        self._slot_of: dict[int, int] = {}
-        self._held: dict[int, _Held] = {}
+    def __init__(self, stores: Sequence[CacheStore], slots: int, length: int) -> None:
+        super().__init__(stores, slots, length)
+        self._length = length
+        self.places = 0
+        self._place(0)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """("0.key", "0.value", "1.key" ...), in the order of `filled`."""
-        return tuple(self._empty)
+    def fit(self, tokens: int = 0) -> bool:
+        """Makes room for sequences of so many tokens beside those that it holds, or gives room back when much less is needed. Says whether anything moved,
+        so that views of before are no longer right."""
+        needed = max(tokens, *self._lengths.values(), 0)
+        places = min(-(-needed // GROWTH) * GROWTH, self._length)
+        if self.places // 2 < places <= self.places or places == self.places:
+            return False
+        self._place(places)
+        return True
 
-    def slot(self, sequence_id: int, start: int) -> int:
-        """The slot of a sequence, which from now on holds the tokens before `start` and no others: what it holds beyond is cut off, by a copy."""
-        if sequence_id not in self._slot_of:
-            if not self._free:
-                raise EdgeInferError(f"more than {self._slots} sequences are alive in the onnx backend")
-            self._slot_of[sequence_id] = heapq.heappop(self._free)
-        slot = self._slot_of[sequence_id]
-        held = self._held.setdefault(slot, _Held())
-        if held.length < start:
-            raise InvalidRequestError(f"a step starts at position {start} of a sequence of which the onnx backend holds {held.length} tokens")
-        if held.length > start:
-            shorter = self._library.OrtValue.ortvalue_from_numpy
-            held.values = {name: shorter(np.ascontiguousarray(value.numpy()[:, :, :start])) for name, value in held.values.items()} if start else {}
-            held.length = start
-        return slot
+    def empty(self, count: int) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The same names as `arrays`, with no places: for runs of sequences that hold nothing yet."""
+        for name, _, array in self._regions:
+            yield name, np.empty((count, array.shape[1], 0, array.shape[3]), np.float32)
 
-    def past(self, slot: int) -> tuple[int, dict[str, Any]]:
-        """Tokens of a slot, and its keys and values by name."""
-        held = self._held[slot]
-        return held.length, held.values or self._empty
+    def write(self, first: int, starts: NDArray[np.int64], values: Mapping[str, NDArray[np.float32]]) -> None:
+        """Puts new rows float32[count, kv_heads, rows, size], by name, into slots from `first` on, at each one's start. There must be room."""
+        rows = next(iter(values.values())).shape[2]
+        slots = np.arange(first, first + len(starts))
+        at = starts[:, np.newaxis] + np.arange(rows)
+        for name, _, array in self._regions:
+            array[slots[:, np.newaxis], :, at] = values[name].transpose(0, 2, 1, 3)
+        for slot, start in zip(slots.tolist(), starts.tolist()):
+            self._lengths[slot] = start + rows
 
-    def grown(self, slot: int, length: int, values: Sequence[Any]) -> None:
-        """The slot now holds so many tokens, whose keys and values a run gave, in the order of `names`."""
-        self._held[slot] = _Held(length, dict(zip(self._empty, values, strict=True)))
+    def _place(self, places: int) -> None:
+        """Lays every array out for so many places, inside its own memory: from the end when rows move apart, from the front when they move together."""
+        held = sorted(self._lengths.items(), reverse=places > self.places)
+        for index, (name, region, old) in enumerate(self._regions):
+            slots, heads, _, size = old.shape
+            new = region.bytes[: slots * heads * places * size * ELEMENT_BYTES].view(np.float32).reshape(slots, heads, places, size)
+            old = region.bytes[: slots * heads * self.places * size * ELEMENT_BYTES].view(np.float32).reshape(slots, heads, self.places, size)
+            for slot, length in held:
+                for head in range(heads - 1, -1, -1) if places > self.places else range(heads):
+                    new[slot, head, :length] = old[slot, head, :length]
+            self._regions[index] = (name, region, new)
+        self.places = places
 
-    def release(self, sequence_id: int) -> None:
-        """Forgets a sequence, if it is known."""
-        slot = self._slot_of.pop(sequence_id, None)
-        if slot is not None:
-            heapq.heappush(self._free, slot)
-            self._held.pop(slot, None)
-
-    def close(self) -> None:
-        self._held.clear()
-        self._empty.clear()
+    def _give_back(self, slot: int) -> None:
+        for _, region, array in self._regions:
+            region.discard(slot * array[0].nbytes, array[0].nbytes)

@@ -1,9 +1,10 @@
-"""The backend on the standard dialects, for providers that do not have ONNX Runtime's own operators: every run takes one sequence, and its cache goes
-from run to run as ONNX Runtime's values. `OnnxBackend.load` makes one where the provider asks for it.
+"""The backend on the standard dialects, for providers that do not have ONNX Runtime's own operators. The graph reads the cache where it lies and gives back
+the keys and values of new rows, which are written behind the old ones. `OnnxBackend.load` makes one where the provider asks for it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,38 +14,71 @@ from edgeinfer.backends.onnx.backend import OnnxBackend, Run
 from edgeinfer.backends.onnx.growing_cache import GrowingCache
 from edgeinfer.core.steps import Step
 
+_KEPT_BINDINGS = 64
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A binding with the cache of some slots in place, and where it leaves the new keys and values: by name float32[count, kv_heads, rows, size]."""
+
+    binding: Any
+    new: dict[str, NDArray[np.float32]]
+
 
 class StandardOnnxBackend(OnnxBackend):
     """See the module, and `OnnxBackend` for the rest."""
 
-    runs_share = False
-    _cache: GrowingCache  # type: ignore[assignment]
+    _cache: GrowingCache
 
-    def _make_cache(self, slots: int, length: int) -> Any:
-        return GrowingCache(self._library, self.program.stores, slots)
+    def _make_cache(self, slots: int, length: int) -> GrowingCache:
+        self._bound: dict[tuple[int, int, int, bool, bool], _Bound] = {}
+        self._new: dict[str, NDArray[np.float32]] = {}
+        return GrowingCache(self.program.stores, slots, length)
 
-    def _filled(self, slot: int, length: int) -> None:
-        """`_run` has said so already."""
+    def close(self) -> None:
+        self._bound.clear()
+        self._new.clear()
+        super().close()
 
     def _run(
         self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
     ) -> None:
         value = self._library.OrtValue.ortvalue_from_numpy
-        held, past = self._cache.past(run.first)
-        total = held + run.length
-        binding = self._session.io_binding()
-        inputs = {
-            "embedded": self._embedded(step.token_ids[run.rows])[np.newaxis], "output_rows": outputs.astype(np.int64),
-            "attention_mask": np.ones((1, total), np.int64), "position_ids": np.arange(held, total, dtype=np.int64)[np.newaxis],
-        }  # fmt: skip
-        for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, value(array))
-        for name, tensor in past.items():
-            binding.bind_ortvalue_input(f"past_key_values.{name}", tensor)
-        for name in self._cache.names:
-            binding.bind_output(f"present.{name}", "cpu")
+        starts = step.slots[run.rows].reshape(run.count, -1)[:, 0].astype(np.int64)
+        self._fit(0)
+        bound = self._bound_to(run, bool(starts.any()), hidden is not None)
+        embedded = self._embedded(step.token_ids[run.rows]).reshape(run.count, run.length, -1)
+        inputs = {"embedded": value(embedded), "output_rows": value(outputs.astype(np.int64)), "cached_lengths": value(starts)}
+        for name, tensor in inputs.items():
+            bound.binding.bind_ortvalue_input(name, tensor)
         targets = {"logits": value(logits[np.newaxis])} | ({} if hidden is None else {"hidden": value(hidden[np.newaxis])})
         for name, tensor in targets.items():
-            binding.bind_ortvalue_output(name, tensor)
-        self._session.run_with_iobinding(binding)
-        self._cache.grown(run.first, total, binding.get_outputs()[: len(self._cache.names)])
+            bound.binding.bind_ortvalue_output(name, tensor)
+        self._session.run_with_iobinding(bound.binding)
+        self._fit(int(starts.max()) + run.length)
+        self._cache.write(run.first, starts, bound.new)
+
+    def _fit(self, tokens: int) -> None:
+        if self._cache.fit(tokens):
+            self._bound.clear()
+
+    def _bound_to(self, run: Run, continues: bool, gives_hidden: bool) -> _Bound:
+        """The binding of runs of this form. Sequences that are not continued are spared the places of those that are."""
+        key = (run.first, run.count, run.length, continues, gives_hidden)
+        if key not in self._bound:
+            if len(self._bound) >= _KEPT_BINDINGS:
+                self._bound.clear()
+            self._bound[key] = self._bind(run, continues)
+        return self._bound[key]
+
+    def _bind(self, run: Run, continues: bool) -> _Bound:
+        value = self._library.OrtValue.ortvalue_from_numpy
+        binding, new = self._session.io_binding(), {}
+        for name, array in self._cache.arrays(run.first, run.count) if continues else self._cache.empty(run.count):
+            binding.bind_ortvalue_input(f"past_key_values.{name}", value(array))
+            _, heads, _, size = array.shape
+            if name not in self._new:
+                self._new[name] = np.empty(self.capabilities.maximum_step_rows * heads * size, np.float32)
+            new[name] = self._new[name][: run.count * heads * run.length * size].reshape(run.count, heads, run.length, size)
+            binding.bind_ortvalue_output(f"present.{name}", value(new[name]))
+        return _Bound(binding, new)
