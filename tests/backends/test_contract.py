@@ -34,6 +34,9 @@ CONTEXT = 128
 TOLERANCE = 5e-3
 """How far apart two rows of logits may be, as a share of their norm, where a backend does not promise bits. docs/backends.md states it."""
 
+PROVIDERS = "EDGEINFER_TEST_PROVIDERS"
+"""Names providers of ONNX Runtime, with spaces between, on which the backend onnx has to keep the contract too: `make test-providers`."""
+
 Make = Callable[..., Path]
 MODELS: dict[str, Make] = {"llama": tiny_llama, "qwen2": tiny_qwen2, "gemma3": tiny_gemma3}
 
@@ -52,6 +55,8 @@ def _cases() -> list[object]:
     cases += [pytest.param(("onnx", model), id=f"onnx-{model}", marks=pytest.mark.onnx) for model in MODELS]
     standard = (("opset21", "llama"), ("opset21", "gemma3"), ("opset23", "qwen2"))  # what other providers than ONNX Runtime's own for the processor take
     cases += [pytest.param(("onnx", model, f"cpu:dialect={name}"), id=f"onnx-{name}-{model}", marks=pytest.mark.onnx) for name, model in standard]
+    named = os.environ.get(PROVIDERS, "").split()
+    cases += [pytest.param(("onnx", model, name), id=f"onnx-{name}-{model}", marks=pytest.mark.onnx) for name in named for model in MODELS]
     cases += [pytest.param(("numba", model), id=f"numba-{model}") for model in MODELS]
     return cases
 

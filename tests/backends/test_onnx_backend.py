@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgeinfer.backends.load import load_backend
 from edgeinfer.backends.onnx import library
 from edgeinfer.backends.onnx.backend import OnnxBackend, _runs
 from edgeinfer.backends.onnx.cache import SlotCache
+from edgeinfer.backends.onnx.growing_cache import GrowingCache
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError
 from edgeinfer.core.steps import SequenceTable, Step
 from edgeinfer.model.program import CacheStore
@@ -43,8 +45,9 @@ def test_quantized_models_are_near_the_reference(make: type, format_name: str, t
 
 
 @pytest.mark.onnx
-def test_a_batch_of_quantized_decodes_is_near_each_alone(tmp_path: Path) -> None:
-    backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1"), OPTIONS)
+@pytest.mark.parametrize("provider", [None, "cpu:dialect=opset21", "cpu:dialect=opset23"])
+def test_a_batch_of_quantized_decodes_is_near_each_alone(provider: str | None, tmp_path: Path) -> None:
+    backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1"), replace(OPTIONS, provider=provider))
     driver = Driver(backend)
     prompts = {number: _tokens(5 + 9 * number, number) for number in range(4)}
     alone = {number: driver.whole(10 + number, [*tokens, 77])[-1:] for number, tokens in prompts.items()}
@@ -68,7 +71,7 @@ def _step(counts: list[int]) -> Step:
 
 
 def test_single_rows_in_neighbouring_slots_share_a_run() -> None:
-    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]), share=True)
+    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]))
     found = [(run.first, run.count, run.rows.tolist()) for run in runs]
     assert found == [(0, 1, [1, 2, 3]), (2, 3, [4, 5, 0]), (7, 1, [6])]
 
@@ -89,6 +92,35 @@ def test_slots_are_reused_from_the_front_and_their_memory_is_given_back() -> Non
     assert cache.slot(11, 0) == 1
     with pytest.raises(InvalidRequestError, match="holds 0 tokens"):
         cache.slot(11, 5)
+    cache.close()
+
+
+def test_places_grow_and_shrink_with_the_longest_sequence_and_keep_what_is_held() -> None:
+    store = CacheStore(0, "paged", 2, 4, 4, 0)
+    cache = GrowingCache([store], 3, 512)
+    random = np.random.default_rng(0)
+    rows = {number: random.standard_normal((2, 2, 300, 4)).astype(np.float32) for number in range(2)}  # [key or value, kv_heads, tokens, size]
+
+    def write(number: int, start: int, end: int) -> None:
+        slot = cache.slot(number, start)
+        cache.fit(end)
+        cache.write(slot, np.array([start]), dict(zip(("0.key", "0.value"), (part[np.newaxis, :, start:end] for part in rows[number]))))
+
+    def holds(number: int, length: int) -> bool:
+        slot = cache.slot(number, length)
+        return all(np.array_equal(array[slot, :, :length], part[:, :length]) for (_, array), part in zip(cache.arrays(0, 3), rows[number]))
+
+    assert cache.places == 0 and not cache.fit()
+    write(0, 0, 100)
+    write(1, 0, 30)
+    assert cache.places == 128
+    write(0, 100, 300)
+    assert cache.places == 384 and holds(0, 300) and holds(1, 30)
+    assert not cache.fit(200) and cache.fit(500) and cache.places == 512
+    assert holds(0, 300) and holds(1, 30)
+    cache.release(0)
+    assert cache.fit() and cache.places == 128 and holds(1, 30)
+    assert cache.slot(2, 0) == 0 and [array.shape for _, array in cache.empty(2)] == [(2, 2, 0, 4)] * 2
     cache.close()
 
 
