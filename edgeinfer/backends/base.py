@@ -13,7 +13,7 @@ import numpy as np
 
 from edgeinfer.core.errors import InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
-from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, OutputKind, Step, StepOutputs
 
 CACHE_TYPES = ("f16", "f32", "q8_0")
 """What keys and values may be kept as. q8_0: a byte each and a half-float scale for up to 32."""
@@ -97,6 +97,7 @@ class Capabilities:
     output_kinds: frozenset[OutputKind] = frozenset({OutputKind.LOGITS})  # what a row of a step may ask for, beside nothing
     separate_rope_positions: bool = False  # rope positions may differ from slots
     kept_sequences: int = 0  # above 0 it is a `PrefixSharingBackend`, which can hold so many sequences beside `maximum_sequences` that run
+    maximum_passes: int = 1  # of a burst; 1: it has none
     times_operations: bool = False  # it is a `ProfilingBackend`, and was loaded with `profile`
     placement: Placement | None = None  # of a graph that a provider runs
 
@@ -171,3 +172,15 @@ def refuse_undeclared(step: Step, capabilities: Capabilities) -> None:
         raise InvalidRequestError("this backend turns every token by its place in the cache, but a step asks for other rope positions")
     if step.adapters.any():
         raise InvalidRequestError(f"a step asks for adapter {int(step.adapters.max())}, but this backend has none")
+    if step.burst is not None:
+        refuse_impossible_burst(step, step.burst, capabilities)
+
+
+def refuse_impossible_burst(step: Step, burst: Burst, capabilities: Capabilities) -> None:
+    """Raises InvalidRequestError for a burst that the backend does not declare or that is none: see `Burst`."""
+    if not 1 <= burst.passes <= max(1, capabilities.maximum_passes) or capabilities.maximum_passes == 1:
+        raise InvalidRequestError(f"a step is a burst of {burst.passes} passes; this backend runs {capabilities.maximum_passes} at a time")
+    if not len(step.sequences) == step.rows == np.count_nonzero(step.outputs == int(OutputKind.LOGITS)):
+        raise InvalidRequestError(
+            f"a burst has {step.rows} rows of {len(step.sequences)} sequences; each row must have a sequence of its own and ask for logits"
+        )

@@ -7,6 +7,7 @@ looked at.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from edgeinfer.core.steps import OutputKind, Step, StepOutputs
 
 DEFAULT_VOCABULARY = 512
 PAGE_SIZE = 16
+MAXIMUM_PASSES = 8
 _EMPTY = -1
 
 Rule = Callable[[Sequence[int]], int]
@@ -52,6 +54,7 @@ class FakeBackend:
             maximum_sequences=options.maximum_sequences,
             threads=1,
             description="fake: no model, tokens are a hash of the tokens before",
+            maximum_passes=MAXIMUM_PASSES,
         )
         self.memory_plan = MemoryPlan(0, sum(pages.nbytes for pages in self._pages), 0, 0, 0, 0, 2**40, "not measured")
 
@@ -71,20 +74,30 @@ class FakeBackend:
         if self._closed:
             raise EngineClosedError("the fake backend was closed")
         refuse_undeclared(step, self.capabilities)
-        for row in range(step.rows):
-            table = step.sequences[step.sequence[row]]
-            slot = int(step.slots[row])
-            for pages, ids in zip(self._pages, table.pages, strict=True):
-                pages[ids[slot // PAGE_SIZE], slot % PAGE_SIZE] = step.token_ids[row]
         rows = np.flatnonzero(step.outputs == OutputKind.LOGITS).astype(np.int32)
-        logits = [self._logits(step, int(row)) for row in rows]
-        return StepOutputs(np.array(logits, dtype=np.float32).reshape(len(rows), self._vocabulary), rows)
+        logits = self._pass(step, rows)
+        if step.burst is None:
+            return StepOutputs(logits, rows)
+        largest = [logits.argmax(axis=1).astype(np.int32)]
+        while len(largest) < step.burst.passes and not np.isin(largest[-1], step.burst.end_ids).any() and not step.burst.interrupt[0]:
+            step = dataclasses.replace(step, token_ids=largest[-1], slots=step.slots + 1, rope_positions=step.rope_positions + 1)
+            logits = self._pass(step, rows)
+            largest.append(logits.argmax(axis=1).astype(np.int32))
+        return StepOutputs(logits, rows, np.array(largest))
 
     def release(self, sequence_ids: Sequence[int]) -> None:
         self.released.extend(sequence_ids)
 
     def close(self) -> None:
         self._closed = True
+
+    def _pass(self, step: Step, rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        for row in range(step.rows):
+            table = step.sequences[step.sequence[row]]
+            slot = int(step.slots[row])
+            for pages, ids in zip(self._pages, table.pages, strict=True):
+                pages[ids[slot // PAGE_SIZE], slot % PAGE_SIZE] = step.token_ids[row]
+        return np.array([self._logits(step, int(row)) for row in rows], dtype=np.float32).reshape(len(rows), self._vocabulary)
 
     def _logits(self, step: Step, row: int) -> NDArray[np.float32]:
         table = step.sequences[step.sequence[row]]

@@ -36,11 +36,26 @@ class SequenceTable:
 
 
 @dataclass(frozen=True)
+class Burst:
+    """Makes a step several forward passes, between which nobody is asked: after each, every row goes on with the token of its largest logit (ties: the
+    lower id), at the next position.
+
+    Every row must have a sequence of its own and ask for LOGITS, and pages must be there for the positions of all passes. There are at most `passes`, at
+    least 1. A burst ends early after the pass in which a row chose one of `end_ids` (int32), and after the one during which somebody, from whatever thread,
+    made `interrupt` (int64[1]) other than 0.
+    """
+
+    passes: int
+    end_ids: NDArray[np.int32]
+    interrupt: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Step:
     """Rows of a forward pass; the rows of one sequence are consecutive and in ascending slot order.
 
     All arrays have one entry per row. `sequence` indexes `sequences`. `slots` are positions in the sequence's cache; `rope_positions` are a separate input.
-    `adapters` is reserved (0: none). `outputs` holds OutputKind; at most MAXIMUM_OUTPUT_ROWS rows are not NONE.
+    `adapters` is reserved (0: none). `outputs` holds OutputKind; at most MAXIMUM_OUTPUT_ROWS rows are not NONE. `burst` is for backends that declare it.
     """
 
     token_ids: NDArray[np.int32]
@@ -50,6 +65,7 @@ class Step:
     adapters: NDArray[np.int32]
     outputs: NDArray[np.uint8]
     sequences: tuple[SequenceTable, ...]
+    burst: Burst | None = None
 
     @property
     def rows(self) -> int:
@@ -58,14 +74,15 @@ class Step:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order. Valid until the next step.
+    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order; of a burst those of its last pass. Valid until
+    the next step, as is all that follows.
 
-    `largest` int64[output rows]: the lowest id of each row's largest logit, where the backend finds it on its way.
+    `largest` int32[passes that ran, output rows]: the lowest id of each row's largest logit, where the backend finds it on its way, as it must in a burst.
     `hidden` float32[hidden rows, width] and `hidden_rows`, the same for HIDDEN; None if no row asked for it.
     """
 
     logits: NDArray[np.float32]
     rows: NDArray[np.int32]
-    largest: NDArray[np.int64] | None = None
+    largest: NDArray[np.int32] | None = None
     hidden: NDArray[np.float32] | None = None
     hidden_rows: NDArray[np.int32] | None = None

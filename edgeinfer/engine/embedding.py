@@ -24,6 +24,8 @@ _BY_NUMBER = {0: None, 1: "mean", 2: "cls", 3: "last"}  # llama_pooling_type; 0 
 class Embedding:
     """Consumer of a sequence's hidden states: puts the pooled embedding into `queue`, or the error that ended the sequence."""
 
+    greedy_tokens = 0  # nothing is chosen here
+
     def __init__(self, tokens: int, pooling: str, normalize: bool) -> None:
         self.queue: SimpleQueue[NDArray[np.float32] | BaseException] = SimpleQueue()
         self._tokens = tokens
@@ -41,7 +43,7 @@ class Embedding:
         """The rows of a prompt are small: nobody waits for a reader."""
         return False
 
-    def rows(self, sequence: Sequence, first_position: int, hidden: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
+    def rows(self, sequence: Sequence, first_position: int, hidden: NDArray[np.float32], largest: NDArray[np.int32] | None) -> Verdict:
         self._blocks.append(hidden.copy())
         finished = first_position + len(hidden) == self._tokens
         if finished:

@@ -1,12 +1,13 @@
 """A generation: takes the logits of one sequence, chooses tokens, turns them into text and knows when to end. One for each prompt.
 
-The engine's thread calls `rows`; the caller's thread reads events from `queue`.
+The engine's thread calls `rows` and `chosen`; the caller's thread reads events from `queue`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 from queue import SimpleQueue
 
 import numpy as np
@@ -45,7 +46,7 @@ class Generation:
         self._prompt_tokens = prompt_tokens
         room = context - prompt_tokens
         self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        self._end_ids: Collection[int] = () if params.ignore_eos else end_ids
+        self.end_ids: Collection[int] = () if params.ignore_eos else end_ids
         self._token_stream = token_stream
         self._matcher = StopMatcher(params.stop_texts)
         self._streaming = streaming
@@ -57,25 +58,39 @@ class Generation:
         """Tokens are small: a generation never waits for its reader."""
         return False
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
-        token = self._sampler.sample(logits[-1], len(self._token_ids), None if largest is None else int(largest[-1]))
+    @property
+    def greedy_tokens(self) -> int:
+        """All that are still wanted, if the sampler is greedy; but nobody waits for other tokens before the first is out."""
+        return self._limit - len(self._token_ids) if self._sampler.greedy and self._token_ids else 0
+
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int32] | None) -> Verdict:
+        return self.chosen(sequence, (self._sampler.sample(logits[-1], len(self._token_ids), None if largest is None else int(largest[-1])),))
+
+    def chosen(self, sequence: Sequence, tokens: Items[int]) -> Verdict:
         if self._first_token == 0.0:
             self._first_token = time.perf_counter()
-        if token in self._end_ids:
+        for count, token in enumerate(tokens):
+            if self._ends_with(sequence, token):
+                return Verdict(tuple(tokens[:count]), finished=True)
+        return Verdict(tuple(tokens))
+
+    def _ends_with(self, sequence: Sequence, token: int) -> bool:
+        """Takes the next token; True if it was the last."""
+        if token in self.end_ids:
             self._finish(sequence, "stop", (), "")
-            return Verdict(finished=True)
+            return True
         self._token_ids.append(token)
         text = self._matcher.push(self._token_stream.push(token))
         if self._matcher.matched:
             self._finish(sequence, "stop", (token,), text)
-        elif len(self._token_ids) >= self._limit:
+            return True
+        if len(self._token_ids) >= self._limit:
             self._finish(sequence, "length", (token,), text)
-        else:
-            self._pieces.append(text)
-            if self._streaming:
-                self.queue.put(StreamEvent(text, (token,)))
-            return Verdict((token,))
-        return Verdict(finished=True)
+            return True
+        self._pieces.append(text)
+        if self._streaming:
+            self.queue.put(StreamEvent(text, (token,)))
+        return False
 
     def failed(self, error: BaseException) -> None:
         self.queue.put(error)

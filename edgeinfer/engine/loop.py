@@ -64,7 +64,7 @@ class EngineLoop:
         with self._lock:
             self.require_open()
             sequence = Sequence(next(self._identifiers), tokens, next_output, consumer, wants_hidden=wants_hidden)
-            self._commands.put((_Action.SUBMIT, sequence))
+            self._command(_Action.SUBMIT, sequence)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edgeinfer-engine", daemon=True)
                 self._thread.start()
@@ -73,11 +73,15 @@ class EngineLoop:
     def cancel(self, sequence: Sequence) -> None:
         """Ends a sequence if it has not ended. Never blocks, never fails: destructors call it."""
         if not self._closed:
-            self._commands.put((_Action.CANCEL, sequence))
+            self._command(_Action.CANCEL, sequence)
 
     def wake(self) -> None:
         """A consumer that was paused wants rows again."""
-        self._commands.put((_Action.WAKE, None))
+        self._command(_Action.WAKE)
+
+    def _command(self, action: _Action, sequence: Sequence | None = None) -> None:
+        self._commands.put((action, sequence))
+        self.scheduler.interrupt_burst()
 
     def close(self, quietly: bool = False) -> None:
         """Ends requests in flight with EngineClosedError after the step that is running, and gives the backend's memory back. Idempotent; waits.
@@ -93,7 +97,7 @@ class EngineLoop:
             self._closed = True
             thread = self._thread
             if first:
-                self._commands.put((_Action.CLOSE, None))
+                self._command(_Action.CLOSE)
         if thread is None:
             self._backend.close()
         elif thread is not threading.current_thread():
@@ -124,6 +128,7 @@ class EngineLoop:
     def _obey(self) -> bool:
         """Runs a step, then the commands that have arrived; with nothing to step it sleeps until one arrives. False: that was the last one."""
         stepped = self.scheduler.step()
+        self.scheduler.allow_bursts()  # before the commands are looked at: whatever comes later interrupts
         try:
             while True:
                 action, sequence = self._commands.get(block=not stepped)

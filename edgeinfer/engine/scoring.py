@@ -18,6 +18,8 @@ Block = tuple[int, NDArray[np.float32]]
 class Scoring:
     """Consumer of a sequence's rows that copies them to `queue` as (first position, float32[rows, vocabulary]); an error ends the queue."""
 
+    greedy_tokens = 0  # nothing is chosen here
+
     def __init__(self, tokens: int) -> None:
         self.queue: SimpleQueue[Block | BaseException] = SimpleQueue()
         self._tokens = tokens
@@ -26,7 +28,7 @@ class Scoring:
     def paused(self) -> bool:
         return not self.queue.empty()
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int32] | None) -> Verdict:
         self.queue.put((first_position, np.array(logits, dtype=np.float32)))
         return Verdict(finished=first_position + len(logits) == self._tokens)
 

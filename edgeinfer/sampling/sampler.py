@@ -24,10 +24,15 @@ class Sampler:
         self._params = params
         self._seed = seed
 
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the largest logit, whatever the logits are."""
+        return self._params.temperature == 0.0
+
     def sample(self, logits: NDArray[np.float32], index: int, largest: int | None = None) -> int:
         """The token for float32[vocabulary]; `index` counts the output tokens of the request from 0. `largest`: the first of the largest, if known."""
         params = self._params
-        if params.temperature == 0.0:
+        if self.greedy:
             return int(logits.argmax()) if largest is None else largest  # the first of equal maxima: the lower id
         ids, scores = candidates(logits, params.top_k)
         ids, scores = keep_top_p(ids, scores, params.top_p)

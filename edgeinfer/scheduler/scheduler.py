@@ -6,7 +6,7 @@ follow from it. The engine's thread is the only caller; tests call it directly o
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+import time
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,56 +15,13 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import Backend, PrefixSharingBackend
 from edgeinfer.core.errors import ContextLengthError, NonFiniteError
-from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, SequenceTable, Step
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, StepOutputs
 from edgeinfer.kvcache.blocks import PagePool
 from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
+from edgeinfer.scheduler.bursts import Pace
 from edgeinfer.scheduler.kept import KeptSequences
-from edgeinfer.scheduler.sequence import PageTable, Sequence
-
-_NONE, _LOGITS, _HIDDEN = int(OutputKind.NONE), int(OutputKind.LOGITS), int(OutputKind.HIDDEN)  # NumPy converts members of an enumeration slowly
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows of one sequence in a step: positions from `start` to before `end`; those from `first_output` on deliver outputs."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    first_output: int
-
-    @property
-    def rows(self) -> int:
-        return self.end - self.start
-
-    @property
-    def outputs(self) -> int:
-        return max(0, self.end - self.first_output)
-
-
-class StepPlan:
-    """The chunks of a step that is being planned, and what is left of its budgets."""
-
-    def __init__(self, rows: int, outputs: int) -> None:
-        self.rows_left = rows
-        self.outputs_left = outputs
-        self._chunks: dict[Sequence, Chunk] = {}
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        return list(self._chunks.values())
-
-    def add(self, chunk: Chunk) -> None:
-        self._chunks[chunk.sequence] = chunk
-        self.rows_left -= chunk.rows
-        self.outputs_left -= chunk.outputs
-
-    def remove(self, sequence: Sequence) -> None:
-        """Gives back what the sequence was to spend, if anything."""
-        chunk = self._chunks.pop(sequence, None)
-        if chunk is not None:
-            self.rows_left += chunk.rows
-            self.outputs_left += chunk.outputs
+from edgeinfer.scheduler.plan import Chunk, StepPlan, build_step, next_chunk
+from edgeinfer.scheduler.sequence import GreedyConsumer, PageTable, Sequence, Verdict
 
 
 @dataclass(frozen=True)
@@ -87,6 +44,8 @@ class Scheduler:
 
     Over a backend that keeps its own cache and shares prefixes, sequences that have ended are kept for others to begin with, until their places are
     needed: those go first that were least recently of use.
+
+    While every sequence decodes greedily and nobody waits, a step is a burst of several tokens, short enough that nobody notices (see `bursts`).
     """
 
     def __init__(self, backend: Backend, prefix_reuse: bool = True) -> None:
@@ -98,6 +57,8 @@ class Scheduler:
         self._windows = tuple(group.window for group in self._groups)
         self._running: list[Sequence] = []  # by age
         self._waiting: list[Sequence] = []  # by age
+        self._pace = Pace(capabilities.maximum_passes)
+        self._interrupt = np.zeros(1, dtype=np.int64)
         self._steps = 0
         self._preemptions = 0
         page_sizes = {group.page_size for group in self._groups}
@@ -151,9 +112,17 @@ class Scheduler:
         chunks = self._plan()
         if not chunks:
             return False
-        self._run(chunks)
+        self._run(chunks, self._plan_burst(chunks))
         self._steps += 1
         return True
+
+    def interrupt_burst(self) -> None:
+        """Ends the burst that runs after the token that is being computed, and allows none of more than one until `allow_bursts`. From any thread."""
+        self._interrupt[0] = 1
+
+    def allow_bursts(self) -> None:
+        """Takes `interrupt_burst` back."""
+        self._interrupt[0] = 0
 
     def check(self) -> None:
         """Raises AssertionError if a page is lost, doubled or miscounted."""
@@ -252,7 +221,7 @@ class Scheduler:
         for sequence in sorted(self._running, key=lambda candidate: candidate.behind > 1):
             if sequence not in self._running or sequence.consumer.paused:
                 continue
-            chunk = _next_chunk(sequence, plan.rows_left, plan.outputs_left)
+            chunk = next_chunk(sequence, plan.rows_left, plan.outputs_left)
             if chunk.rows > 0 and self._reserve(sequence, chunk.end, plan):
                 plan.add(chunk)
         return plan.chunks
@@ -269,22 +238,44 @@ class Scheduler:
             self._preempt(victims[-1])
             if victims[-1] is sequence:
                 return False
-        for pool, table in zip(self._pools, sequence.tables, strict=True):
-            table.append(pool.allocate(max(0, _pages(end, pool.page_size) - table.count)))
+        self._take_pages(sequence, end)
         return True
 
+    def _take_pages(self, sequence: Sequence, end: int) -> None:
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
+            table.append(pool.allocate(_missing(table, end, pool)))
+
     def _has_room(self, sequence: Sequence, end: int) -> bool:
-        return all(
-            _pages(end, pool.page_size) - table.count <= pool.available for pool, table in zip(self._pools, sequence.tables, strict=True)
-        )
+        return all(_missing(table, end, pool) <= pool.available for pool, table in zip(self._pools, sequence.tables, strict=True))
+
+    def _plan_burst(self, chunks: list[Chunk]) -> Burst | None:
+        """Makes the step a burst if it only decodes, if nobody waits, and if there are pages for it; they are taken here, as long as they cost nobody."""
+        sequences = [chunk.sequence for chunk in chunks]
+        if self._waiting or any(chunk.rows > 1 or not chunk.outputs for chunk in chunks):
+            return None
+        if any(sequence not in sequences and not sequence.consumer.paused for sequence in self._running):
+            return None
+        passes = min(self._pace.passes(len(chunks)), *(sequence.consumer.greedy_tokens for sequence in sequences))
+        if passes < 2:
+            return None
+        for index, pool in enumerate(self._pools):
+            if sum(_missing(chunk.sequence.tables[index], chunk.end + passes - 1, pool) for chunk in chunks) > pool.available:
+                return None
+        for chunk in chunks:
+            self._take_pages(chunk.sequence, chunk.end + passes - 1)
+        end_ids = {token for sequence in sequences for token in cast(GreedyConsumer, sequence.consumer).end_ids}
+        return Burst(passes, np.array(sorted(end_ids), dtype=np.int32), self._interrupt)
 
     # Running -------------------------------------------------------------------------------------------------------------------------------------
 
-    def _run(self, chunks: list[Chunk]) -> None:
+    def _run(self, chunks: list[Chunk], burst: Burst | None = None) -> None:
+        began = time.perf_counter()
         try:
-            outputs = self._backend.step(build_step(chunks))
+            outputs = self._backend.step(build_step(chunks, burst))
         except NonFiniteError as error:
-            if len(chunks) == 1:
+            if burst is not None:  # which token it was shows when they come one by one
+                self._run(chunks)
+            elif len(chunks) == 1:
                 self._fail(chunks[0].sequence, error)
             else:  # find out whose it is: a step may be repeated, it writes the same cache positions again
                 for chunk in chunks:
@@ -294,31 +285,49 @@ class Scheduler:
             for chunk in chunks:
                 self._fail(chunk.sequence, error)
             return
+        if all(chunk.rows == 1 for chunk in chunks):
+            self._pace.note(len(chunks), time.perf_counter() - began, 1 if burst is None else len(_largest_of(outputs)))
         row = hidden_row = 0
         for chunk in chunks:
-            if chunk.sequence.wants_hidden and chunk.outputs:
-                assert outputs.hidden is not None, "a backend that declares hidden states gives those asked for"
-                self._deliver(chunk, outputs.hidden[hidden_row : hidden_row + chunk.outputs], None)
-                hidden_row += chunk.outputs
-                continue
             end = row + (0 if chunk.sequence.wants_hidden else chunk.outputs)
-            self._deliver(chunk, outputs.logits[row:end], outputs.largest[row:end] if outputs.largest is not None else None)
+            if burst is not None:
+                self._deliver_tokens(chunk, _largest_of(outputs)[:, row].tolist())
+            elif chunk.sequence.wants_hidden and chunk.outputs:
+                assert outputs.hidden is not None, "a backend that declares hidden states gives those asked for"
+                self._deliver_rows(chunk, outputs.hidden[hidden_row : hidden_row + chunk.outputs], None)
+                hidden_row += chunk.outputs
+            else:
+                self._deliver_rows(chunk, outputs.logits[row:end], None if outputs.largest is None else outputs.largest[-1, row:end])
             row = end
 
-    def _deliver(self, chunk: Chunk, outputs: NDArray[np.float32], largest: NDArray[np.int64] | None) -> None:
+    def _deliver_rows(self, chunk: Chunk, rows: NDArray[np.float32], largest: NDArray[np.int32] | None) -> None:
+        sequence, verdict = chunk.sequence, Verdict()
+        if chunk.outputs:
+            try:
+                verdict = sequence.consumer.rows(sequence, chunk.first_output, rows, largest)
+            except Exception as error:
+                self._fail(sequence, error)
+                return
+        self._go_on(chunk, chunk.end, verdict)
+
+    def _deliver_tokens(self, chunk: Chunk, tokens: list[int]) -> None:
         sequence = chunk.sequence
-        sequence.computed = chunk.end
-        self._remember_pages(sequence, chunk.start)
-        self._release_behind_windows(sequence)
-        if not chunk.outputs:
-            return
         try:
-            verdict = sequence.consumer.rows(sequence, chunk.first_output, outputs, largest)
+            verdict = cast(GreedyConsumer, sequence.consumer).chosen(sequence, tokens)
         except Exception as error:
             self._fail(sequence, error)
             return
-        sequence.next_output = chunk.end
+        self._go_on(chunk, chunk.start + len(tokens), verdict)
+
+    def _go_on(self, chunk: Chunk, end: int, verdict: Verdict) -> None:
+        """The positions of the chunk's sequence before `end` were computed: they count as far as their tokens are the sequence's."""
+        sequence = chunk.sequence
         sequence.tokens.extend(verdict.tokens)
+        sequence.computed = min(end, len(sequence.tokens))
+        if chunk.outputs:
+            sequence.next_output = sequence.computed
+        self._remember_pages(sequence, chunk.start)
+        self._release_behind_windows(sequence)
         if verdict.finished:
             self._end(sequence)
 
@@ -380,37 +389,14 @@ class Scheduler:
         queue.insert(index, sequence)
 
 
-def build_step(chunks: Items[Chunk]) -> Step:
-    """The step record for `chunks`, in their order."""
-    token_ids: list[int] = []
-    sequence: list[int] = []
-    slots: list[int] = []
-    outputs: list[int] = []
-    tables = []
-    for index, chunk in enumerate(chunks):
-        token_ids += chunk.sequence.tokens[chunk.start : chunk.end]
-        sequence += [index] * chunk.rows
-        slots += range(chunk.start, chunk.end)
-        outputs += [_NONE] * (chunk.rows - chunk.outputs) + [_HIDDEN if chunk.sequence.wants_hidden else _LOGITS] * chunk.outputs
-        tables.append(SequenceTable(chunk.sequence.identifier, chunk.start, tuple(table.ids[: table.count] for table in chunk.sequence.tables)))
-    positions = np.array(slots, dtype=np.int32)
-    return Step(
-        np.array(token_ids, dtype=np.int32),
-        np.array(sequence, dtype=np.int32),
-        positions,
-        positions.copy(),
-        np.zeros(len(positions), dtype=np.int32),
-        np.array(outputs, dtype=np.uint8),
-        tuple(tables),
-    )
+def _largest_of(outputs: StepOutputs) -> NDArray[np.int32]:
+    assert outputs.largest is not None, "a backend that declares bursts tells what they chose"
+    return outputs.largest
 
 
-def _next_chunk(sequence: Sequence, rows_left: int, outputs_left: int) -> Chunk:
-    """As many rows as the sequence is behind and both budgets allow."""
-    start = sequence.computed
-    first_output = max(sequence.next_output, start)
-    end = min(start + min(sequence.behind, rows_left), first_output + outputs_left)
-    return Chunk(sequence, start, max(start, end), first_output)
+def _missing(table: PageTable, end: int, pool: PagePool) -> int:
+    """Pages that the table lacks for the positions before `end`."""
+    return max(0, _pages(end, pool.page_size) - table.count)
 
 
 def _pages(tokens: int, page_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a consumer makes of output rows: tokens that continue the sequence, and whether it has ended."""
+    """What a consumer makes of output rows: tokens that continue the sequence, and whether it has ended. What was computed for other tokens than these
+    does not count."""
 
     tokens: tuple[int, ...] = ()
     finished: bool = False
@@ -26,13 +28,33 @@ class RowConsumer(Protocol):
         """True while no more rows are wanted; whoever makes it False wakes the engine."""
         ...
 
-    def rows(self, sequence: Sequence, first_position: int, outputs: NDArray[np.float32], largest: NDArray[np.int64] | None, /) -> Verdict:
+    @property
+    def greedy_tokens(self) -> int:
+        """How many of the next tokens are those of the largest logit whatever the logits are, so that they need not be shown. 0: they must be. Above 0
+        it is a `GreedyConsumer`."""
+        ...
+
+    def rows(self, sequence: Sequence, first_position: int, outputs: NDArray[np.float32], largest: NDArray[np.int32] | None, /) -> Verdict:
         """Of consecutive positions from `first_position`: logits float32[rows, vocabulary], or hidden states float32[rows, width] where the sequence asks
-        for those. Valid until this returns. `largest` as in StepOutputs, for logits."""
+        for those. Valid until this returns. `largest` int32[rows]: of logits the largest, where the backend found them."""
         ...
 
     def failed(self, error: BaseException) -> None:
         """The sequence ended with an error; nothing follows."""
+        ...
+
+
+class GreedyConsumer(RowConsumer, Protocol):
+    """A consumer that may take the tokens of the largest logits without a look at the logits."""
+
+    @property
+    def end_ids(self) -> Collection[int]:
+        """Tokens after which nothing more is wanted."""
+        ...
+
+    def chosen(self, sequence: Sequence, tokens: Items[int]) -> Verdict:
+        """In place of rows: the next tokens, at most `greedy_tokens`, none after one of `end_ids`. It may end before the last of them, for reasons of its
+        own."""
         ...
 
 

@@ -47,14 +47,14 @@ class Placement:
             self._reset(now)
         return self.active
 
-    def after_run(self, kind: int, seconds: float) -> None:
-        """Takes note of a run. Runs of the same `kind` are expected to take equally long: their number of rows will do."""
+    def after_run(self, kind: int, seconds: float, passes: int = 1) -> None:
+        """Takes note of a run of so many passes. Passes of the same `kind` are expected to take equally long: their number of rows will do."""
         if len(self._all) == 1:
             return
         self._last_run = self._clock()
         spent = self._spent.setdefault(kind, [0.0, 0])
         spent[0] += seconds
-        spent[1] += 1
+        spent[1] += passes
         self._busy += seconds
         if self._busy >= PERIOD:
             self._end_period(self._last_run)
@@ -69,13 +69,13 @@ class Placement:
         self._begin_period()
 
     def _begin_period(self) -> None:
-        self._spent: dict[int, list[float]] = {}  # kind -> seconds, runs
+        self._spent: dict[int, list[float]] = {}  # kind -> seconds, passes
         self._busy = 0.0
         self._periods = 0
         self._counters = {worker: self._waited(worker) for worker in self.active}
 
     def _end_period(self, now: float) -> None:
-        rates = {kind: runs / seconds for kind, (seconds, runs) in self._spent.items() if seconds > 0}
+        rates = {kind: passes / seconds for kind, (seconds, passes) in self._spent.items() if seconds > 0}
         if self._before_trial is not None:
             self._judge(rates, now)
             return

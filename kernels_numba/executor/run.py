@@ -9,13 +9,15 @@ lines of the others, so that between two workers it costs one transfer of a cach
 to stop writes down at which phase, before it arrives there, and whoever leaves a phase has seen the lines of all, so all stop at the same entry.
 `run` returns only when every worker that took part has left the tape. So the words of a job, and the tape's memory, are free to change once
 `run` has returned.
+
+A step may ask for several passes over the tape (a burst): then its last entry counts them down, and all workers wait for each other after it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels_numba.executor.step import CANCEL, STATUS
+from kernels_numba.executor.step import CANCEL, PASSES_LEFT, STATUS
 from kernels_numba.executor.tape import ENTRY_BYTES, ENTRY_FLAGS, ENTRY_KERNEL, ENTRY_OPERANDS, FLAG_BARRIER
 from kernels_numba.simd.function import kernel_function
 
@@ -161,17 +163,13 @@ def barrier(simd: Any, control: int, line: int, worker: int, workers: int, phase
 
 
 @kernel_function
-def execute(simd: Any, control: int, line: int, worker: int, workers: int) -> int:
-    """This worker's part of the job, in IEEE arithmetic whatever mode the thread was in. Returns the number of entries run, the same for all."""
+def run_pass(simd: Any, control: int, line: int, worker: int, workers: int, step: int, phase: int) -> tuple[int, int, int]:
+    """This worker's part of one pass over the tape. Returns the last phase that it has finished, the number of entries run and whether the step must
+    stop; the last two are the same for all."""
     entries = simd.load_i64(control + JOB_ENTRIES)
-    step = simd.load_i64(control + JOB_STEP)
     counters = simd.load_i64(control + JOB_COUNTERS)
     entry = simd.load_i64(control + JOB_TAPE)
-    phase = simd.load_i64(control + JOB_PHASE)
     profiled = worker == 0 and counters != 0
-    mode = simd.floating_point_mode()
-    simd.set_floating_point_mode(simd.plain_floating_point_mode())
-    simd.store_i64(line + STOPPED, NEVER)
     before = 0
     if profiled:
         before = now(simd, control, line)
@@ -189,6 +187,25 @@ def execute(simd: Any, control: int, line: int, worker: int, workers: int) -> in
             counters += 8
             before = after
         entry += ENTRY_BYTES
+    return phase, done, stop
+
+
+@kernel_function
+def execute(simd: Any, control: int, line: int, worker: int, workers: int) -> int:
+    """This worker's part of the job, in IEEE arithmetic whatever mode the thread was in. Returns the number of entries that the last pass ran, the same
+    for all."""
+    step = simd.load_i64(control + JOB_STEP)
+    mode = simd.floating_point_mode()
+    simd.set_floating_point_mode(simd.plain_floating_point_mode())
+    simd.store_i64(line + STOPPED, NEVER)
+    burst = simd.load_i64(step + PASSES_LEFT) > 1
+    phase, done, stop = run_pass(simd, control, line, worker, workers, step, simd.load_i64(control + JOB_PHASE))
+    while burst and stop == 0:
+        phase += 1
+        stop = barrier(simd, control, line, worker, workers, phase, step)
+        burst = simd.load_i64(step + PASSES_LEFT) > 0
+        if burst and stop == 0:
+            phase, done, stop = run_pass(simd, control, line, worker, workers, step, phase)
     simd.set_floating_point_mode(mode)
     if workers > 1:
         arrive(simd, control, line, phase + 1)

@@ -26,23 +26,36 @@ STEP_WORDS = (
     "cache_groups",
     "status",  # 0, or the first fault that a kernel found: STATUS_...
     "cancel",  # not 0: stop between operations
+    "passes_left",  # passes over the tape that are still to be run, the one that runs included (0 counts as 1): a burst if more than one
+    "passes_done",
+    "largest",  # address of int32[passes, outputs]: the lowest id of each row's largest logit, pass by pass
+    "end_ids",  # address of int32[end_id_count]: a burst ends after the pass in which a row chose one of them
+    "end_id_count",
+    "interrupt",  # address of an int64, or 0: a burst ends after the pass during which it became other than 0
 )
 
 (
     ROWS, TOKEN_IDS, ROPE_POSITIONS, SLOTS, ROW_SEQUENCES, OUTPUTS, OUTPUT_ROWS, QUERY_BLOCKS, QUERY_BLOCK_COUNT, PAGE_TABLES, CACHE_GROUPS, STATUS, CANCEL,
+    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT,
 ) = (8 * index for index in range(len(STEP_WORDS)))  # fmt: skip
 """Byte offsets of the words."""
 
 STATUS_NON_FINITE = 1
 QUERY_BLOCK_ROWS = 8
+QUERY_BLOCK_BYTES = 16
+QUERY_BLOCK_SLOT = 12
+"""Offset of a block's first slot."""
 
 
 class StepRecord:
     """The memory of a step's words and arrays, made once for the largest step and filled for each. Not thread-safe, but for `cancel`."""
 
-    def __init__(self, maximum_rows: int, maximum_sequences: int, cache_groups: int, maximum_outputs: int | None = None) -> None:
+    def __init__(
+        self, maximum_rows: int, maximum_sequences: int, cache_groups: int, maximum_outputs: int | None = None, maximum_passes: int = 1
+    ) -> None:
         outputs = maximum_rows if maximum_outputs is None else maximum_outputs
         self.maximum_rows = maximum_rows
+        self.maximum_passes = maximum_passes
         self.words: NDArray[np.int64] = aligned_zeros(len(STEP_WORDS), np.int64)
         self.token_ids: NDArray[np.int32] = aligned_zeros(maximum_rows, np.int32)
         self.rope_positions: NDArray[np.int32] = aligned_zeros(maximum_rows, np.int32)
@@ -51,10 +64,11 @@ class StepRecord:
         self.output_rows: NDArray[np.int32] = aligned_zeros(max(1, outputs), np.int32)[:outputs]
         self.query_blocks: NDArray[np.int32] = aligned_zeros((maximum_rows, 4), np.int32)
         self.page_tables: NDArray[np.int64] = aligned_zeros((maximum_sequences, max(1, cache_groups)), np.int64)[:, :cache_groups]
-        self._tables: Sequence[Sequence[NDArray[np.int32]]] = ()  # alive while their addresses are in page_tables
+        self._largest: NDArray[np.int32] = aligned_zeros(max(1, maximum_passes * outputs), np.int32)
+        self._kept: tuple[object, ...] = ()  # alive while the record holds their addresses
         for offset, array in (
             (TOKEN_IDS, self.token_ids), (ROPE_POSITIONS, self.rope_positions), (SLOTS, self.slots), (ROW_SEQUENCES, self.row_sequences),
-            (OUTPUT_ROWS, self.output_rows), (QUERY_BLOCKS, self.query_blocks), (PAGE_TABLES, self.page_tables),
+            (OUTPUT_ROWS, self.output_rows), (QUERY_BLOCKS, self.query_blocks), (PAGE_TABLES, self.page_tables), (LARGEST, self._largest),
         ):  # fmt: skip
             self.words[offset // 8] = address_of(array)
         self.words[CACHE_GROUPS // 8] = cache_groups
@@ -98,6 +112,27 @@ class StepRecord:
         words[QUERY_BLOCK_COUNT // 8] = self._fill_query_blocks(rows)
         words[STATUS // 8] = 0
         words[CANCEL // 8] = 0
+        words[PASSES_LEFT // 8] = 1
+        words[PASSES_DONE // 8] = 0
+        self._kept = (page_tables,)
+
+    def make_burst(self, passes: int, end_ids: NDArray[np.int32], interrupt: NDArray[np.int64]) -> None:
+        """Makes the step that was just filled a burst of up to `passes` passes: after each, every row goes on with the token of its largest logit, at the
+        next position (`ops.greedy`). It ends early as the words of the record say; `interrupt` is int64[1], and anybody may write it at any time.
+
+        Raises ValueError unless every row has a sequence of its own and is an output, or for more passes than the record was made for. The page tables must
+        lead to pages for the positions of all passes.
+        """
+        words, rows = self.words, self.rows
+        if not 1 <= passes <= self.maximum_passes:
+            raise ValueError(f"a burst of {passes} passes; this record is for 1 to {self.maximum_passes}")
+        if int(words[OUTPUTS // 8]) != rows or (rows > 1 and not np.array_equal(self.row_sequences[:rows], np.arange(rows))):
+            raise ValueError("each row of a burst must have a sequence of its own, and be an output")
+        words[PASSES_LEFT // 8] = passes
+        words[END_IDS // 8] = address_of(end_ids)
+        words[END_ID_COUNT // 8] = len(end_ids)
+        words[INTERRUPT // 8] = address_of(interrupt)
+        self._kept = (*self._kept, end_ids, interrupt)
 
     @property
     def rows(self) -> int:
@@ -107,6 +142,17 @@ class StepRecord:
     def status(self) -> int:
         """0, or the first fault that a kernel found since the step was filled: STATUS_..."""
         return int(self.words[STATUS // 8])
+
+    @property
+    def passes_done(self) -> int:
+        """Passes that ran to their end since the step was filled."""
+        return int(self.words[PASSES_DONE // 8])
+
+    @property
+    def largest(self) -> NDArray[np.int32]:
+        """int32[passes that ran, outputs]: the lowest id of each row's largest logit. A view: the next step overwrites it."""
+        passes, outputs = self.passes_done, int(self.words[OUTPUTS // 8])
+        return self._largest[: passes * outputs].reshape(passes, outputs)
 
     @property
     def cancelled(self) -> bool:
@@ -127,7 +173,6 @@ class StepRecord:
                 if table.dtype != np.int32 or not table.flags.c_contiguous:
                     raise ValueError(f"the page table of sequence {sequence}, cache group {group} must be contiguous int32, not {table.dtype}")
                 self.page_tables[sequence, group] = address_of(table)
-        self._tables = page_tables
 
     def _fill_query_blocks(self, rows: int) -> int:
         """Cuts the rows into runs of consecutive slots of one sequence, and the runs into blocks. Returns the number of blocks."""

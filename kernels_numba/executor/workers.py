@@ -166,8 +166,8 @@ class WorkerPool:
                 raise
 
     def run(self, tape: Tape, step: StepRecord, workers: int | None = None) -> Stopped | None:
-        """Runs the tape over the step with `workers` of this pool's workers (None: all, or as many as are fastest with `adapt`). None if every entry
-        ran and no kernel reported a fault.
+        """Runs the tape over the step with `workers` of this pool's workers (None: all, or as many as are fastest with `adapt`). None if every entry of
+        every pass ran (of a burst, `step.passes_done` passes) and no kernel reported a fault.
 
         Waits while another thread runs. Raises WorkerPoolError for a closed pool or in a forked child, ValueError for too many workers.
         """
@@ -186,7 +186,7 @@ class WorkerPool:
                 places = self._placement.before_run()
                 began = time.perf_counter()
                 done = self._run_with(places, tape, step)
-                self._placement.after_run(step.rows, time.perf_counter() - began)
+                self._placement.after_run(step.rows, time.perf_counter() - began, max(1, step.passes_done))
         status, cancelled = step.status, step.cancelled
         if status == 0 and done == len(tape):
             return None

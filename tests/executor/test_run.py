@@ -114,8 +114,8 @@ def test_any_of_the_workers_may_sit_out(store: KernelStore, step: StepRecord, ke
             seen.add(places)
             return places
 
-        def after_run(self, kind: int, seconds: float) -> None:
-            assert kind == step.rows and seconds > 0
+        def after_run(self, kind: int, seconds: float, passes: int) -> None:
+            assert kind == step.rows and seconds > 0 and passes == 1
 
     steps = 2000 // SCALE
     tape, buffers = chain(kernel_addresses, entries=4, count=67)

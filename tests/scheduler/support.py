@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +18,48 @@ from edgeinfer.scheduler import Scheduler, Sequence, Verdict
 
 
 class Recorder:
-    """Takes the largest logit until it has `limit` tokens; keeps all logits that it was given by position."""
+    """Takes the largest logit until it has `limit` tokens; keeps all logits that it was given by position.
 
-    def __init__(self, limit: int) -> None:
+    With `greedy` it need not see the logits. One of `ends` ends it unforeseen, as a stop text would; those of `end_ids` are told beforehand.
+    """
+
+    def __init__(self, limit: int, greedy: bool = False, ends: Collection[int] = (), end_ids: Collection[int] = ()) -> None:
         self.limit = limit
+        self.greedy = greedy
+        self.ends = frozenset([*ends, *end_ids])
+        self.end_ids = end_ids
+        self.bursts: list[int] = []  # how many tokens came together each time
         self.tokens: list[int] = []
         self.logits: dict[int, NDArray[np.float32]] = {}
         self.error: BaseException | None = None
         self.paused = False
         self.finished = False
 
-    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int64] | None) -> Verdict:
+    def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int32] | None) -> Verdict:
         for offset, row in enumerate(logits):
             assert first_position + offset not in self.logits, "a position was delivered twice"
             self.logits[first_position + offset] = row.copy()
         if self.limit == 0:  # teacher forcing
             self.finished = first_position + len(logits) == len(sequence.tokens)
             return Verdict(finished=self.finished)
-        self.tokens.append(int(np.argmax(logits[-1])))
-        self.finished = len(self.tokens) == self.limit
-        return Verdict((self.tokens[-1],), self.finished)
+        return self._take(int(np.argmax(logits[-1])))
+
+    @property
+    def greedy_tokens(self) -> int:
+        return self.limit - len(self.tokens) if self.greedy else 0
+
+    def chosen(self, sequence: Sequence, tokens: Items[int]) -> Verdict:
+        assert self.greedy and 0 < len(tokens) <= self.greedy_tokens and not set(tokens[:-1]) & set(self.end_ids)
+        self.bursts.append(len(tokens))
+        for count, token in enumerate(tokens, start=1):
+            if self._take(token).finished:
+                return Verdict(tuple(tokens[:count]), True)
+        return Verdict(tuple(tokens))
+
+    def _take(self, token: int) -> Verdict:
+        self.tokens.append(token)
+        self.finished = len(self.tokens) == self.limit or token in self.ends
+        return Verdict((token,), self.finished)
 
     def failed(self, error: BaseException) -> None:
         self.error = error
@@ -50,7 +73,9 @@ class OwnCacheBackend(FakeBackend):
 
     def __init__(self, options: BackendOptions, kept: int = 3, poison: int | None = None) -> None:
         super().__init__(options)
-        self.capabilities = dataclasses.replace(self.capabilities, uses_block_tables=False, bit_exact_chunks=False, kept_sequences=kept)
+        self.capabilities = dataclasses.replace(
+            self.capabilities, uses_block_tables=False, bit_exact_chunks=False, kept_sequences=kept, maximum_passes=1
+        )
         self.cells: dict[int, list[list[int]]] = {}
         self.shared = 0
         self._poison = poison
@@ -102,8 +127,8 @@ class Bench:
         self.scheduler = Scheduler(self.backend, prefix_reuse)
         self.count = 0
 
-    def submit(self, tokens: list[int], limit: int = 8) -> tuple[Sequence, Recorder]:
-        recorder = Recorder(limit)
+    def submit(self, tokens: list[int], limit: int = 8, **choices: Any) -> tuple[Sequence, Recorder]:
+        recorder = Recorder(limit, **choices)
         sequence = Sequence(self.count, list(tokens), len(tokens) - 1 if limit else 0, recorder)
         self.count += 1
         self.scheduler.submit(sequence)

@@ -32,7 +32,10 @@ def _submit(bench: Bench, shared: list[int], chance: random.Random) -> tuple[lis
     length = chance.randint(1, len(shared) - 1)
     tokens = shared[: chance.randint(0, length)]
     tokens += chance.choices(range(512), k=length - len(tokens))
-    return tokens, *bench.submit(tokens, chance.choice([0, chance.randint(1, len(shared) - length)]))
+    limit = chance.choice([0, chance.randint(1, len(shared) - length)])
+    ends = [chance.randrange(512) for _ in range(chance.choice([0, 0, 20]))]
+    choices = {"greedy": limit > 0 and chance.random() < 0.8, "ends": ends[:10], "end_ids": ends[10:]}
+    return tokens, *bench.submit(tokens, limit, **choices)
 
 
 @pytest.mark.parametrize("own_cache", [False, True], ids=["pages", "own_cache"])
@@ -56,13 +59,18 @@ def test_random_traffic_gives_every_sequence_its_solo_answer(seed: int, own_cach
                 recorder.paused = False
         if living and chance.random() < 0.01:
             bench.scheduler.cancel(living.pop(chance.randrange(len(living)))[1])
+        if chance.random() < 0.1:
+            bench.scheduler.interrupt_burst()
         bench.scheduler.step()
+        bench.scheduler.allow_bursts()
         bench.scheduler.check()
     assert not bench.scheduler.has_work, "the scheduler does not come to an end"
     for tokens, _, recorder in living:
         assert recorder.error is None
         if recorder.limit:
-            assert recorder.tokens == alone(tokens, recorder.limit)
+            expected = alone(tokens, recorder.limit)
+            end = next((index for index, token in enumerate(expected) if token in recorder.ends), recorder.limit)
+            assert recorder.tokens == expected[: end + 1]
         else:
             assert sorted(recorder.logits) == list(range(len(tokens)))
     assert bench.used == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_undeclared
-from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
+from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_impossible_burst, refuse_undeclared
+from edgeinfer.backends.numba.arena import row_stride, rows_bytes
 from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
@@ -31,11 +31,13 @@ from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
 from kernels_numba.ops.cache_types import PAGE_POSITIONS
-from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
 
 PROCESS_GROWTH = 4_000_000
 """Bytes that mapped kernels, the tape and worker stacks add to a process that does not compile; measured."""
+
+MAXIMUM_PASSES = 64
+"""Passes of a burst at most: more than the scheduler finds room for in the time that it allows."""
 
 DEFAULT_CACHED_CONTEXTS = 4
 """Contexts that the cache holds by default where memory allows, so that several sequences can run together."""
@@ -186,9 +188,8 @@ class NumbaBackend:
             raise
         self._logits = _rows_in(arena, emitter.logits_slot(), program.vocabulary)
         self._hidden = _rows_in(arena, emitter.hidden_slot(), program.width)
-        self._maxima = _rows_in(arena, emitter.maxima, maxima_width(program.vocabulary))
         groups = {entry.group: CacheGroup(entry.group, PAGE_POSITIONS, _pages(decided.cache_tokens), entry.window) for entry in program.stores}
-        self._record = StepRecord(options.maximum_step_rows, options.maximum_sequences, len(groups), MAXIMUM_OUTPUT_ROWS)
+        self._record = StepRecord(options.maximum_step_rows, options.maximum_sequences, len(groups), MAXIMUM_OUTPUT_ROWS, MAXIMUM_PASSES)
         self.program = program
         self.capabilities = Capabilities(
             uses_block_tables=True,
@@ -203,6 +204,7 @@ class NumbaBackend:
             description=f"numba kernels for {level.name}, {decided.threads.count} threads ({decided.threads.reason}), {options.cache_type} cache",
             output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             separate_rope_positions=True,
+            maximum_passes=MAXIMUM_PASSES,
             times_operations=options.profile,
         )
 
@@ -264,7 +266,7 @@ class NumbaBackend:
         return [TapeEntry(draft.kernel, tuple(place(operand) for operand in draft.operands), draft.barrier_after, draft.label) for draft in emitter.drafts]
 
     def step(self, step: Step) -> StepOutputs:
-        """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
+        """Runs one forward pass, or a burst; see `Backend`. Values in the result are overwritten by the next step."""
         if self._closed or self._pool is None:
             raise EngineClosedError("the model was closed")
         rows = (step.outputs == _LOGITS).nonzero()[0].astype(np.int32)
@@ -272,7 +274,7 @@ class NumbaBackend:
             refuse_undeclared(step, self.capabilities)
             return self._step_with_hidden(step)
         self._run(step, rows, self._tape)
-        return StepOutputs(self._logits[: len(rows)], rows, self._largest(len(rows)))
+        return StepOutputs(self._logits[: len(rows)], rows, self._record.largest)
 
     def _step_with_hidden(self, step: Step) -> StepOutputs:
         """A step of which some rows want their final normed state."""
@@ -284,27 +286,22 @@ class NumbaBackend:
         if not np.isfinite(hidden).all():
             raise _not_finite()
         wants_logits = ~wants_hidden[:count]
-        logits, largest = self._logits[:count][wants_logits], self._largest(count)[wants_logits]
-        return StepOutputs(logits, rows[~wants_hidden], largest, hidden, rows[wants_hidden])
+        largest = self._record.largest[:, wants_logits] if count else None
+        return StepOutputs(self._logits[:count][wants_logits], rows[~wants_hidden], largest, hidden, rows[wants_hidden])
 
     def _run(self, step: Step, rows: NDArray[np.int32], tape: Tape) -> None:
         """Runs a tape over a step; `rows` are those with outputs. Raises EngineClosedError and NonFiniteError."""
         assert self._pool is not None
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
+        if step.burst is not None:
+            refuse_impossible_burst(step, step.burst, self.capabilities)
+            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt)
         stopped = self._pool.run(tape, self._record)
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")
         if stopped is not None:
             raise _not_finite()
-
-    def _largest(self, outputs: int) -> NDArray[np.int64]:
-        """int64[outputs]: the lowest id of each row's largest logit, by the block that holds it."""
-        found = np.empty(outputs, np.int64)
-        for row in range(outputs):
-            start = int(self._maxima[row].argmax()) // 16 * MAXIMA_COLUMNS
-            found[row] = start + int(self._logits[row, start : start + MAXIMA_COLUMNS].argmax())
-        return found
 
     def take_profile(self) -> tuple[OperationTime, ...]:
         """See `ProfilingBackend`; the times are worker 0's. Raises InvalidRequestError if the backend was not loaded with `profile`."""
@@ -327,7 +324,7 @@ class NumbaBackend:
         self._closed = True
         if self._pool is not None:
             self._pool.close()
-        self._logits = self._hidden = self._maxima = np.empty((0, 0), np.float32)
+        self._logits = self._hidden = np.empty((0, 0), np.float32)
         if self._weights is not None:
             self._weights.close()
         for region in self._regions:

@@ -23,7 +23,7 @@ from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
 from kernels_numba.layouts import packed_layout
-from kernels_numba.ops import activation, attention, elementwise, embedding, linear, norm, pages, quantize, rope
+from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, quantize, rope
 from kernels_numba.ops.cache_types import CACHE_TYPES
 
 
@@ -113,13 +113,21 @@ class Emitter:
                         slot = self._slots.pop((value, form), None)
                         if slot is not None:
                             self._dead_slots.append(slot)
-        logits = self.program.logits
+        self._end_of_pass(self.program.logits)
+        self._hint_at_weights()
+
+    def _end_of_pass(self, logits: Value) -> None:
+        """What stands between the logits and the next pass."""
+        maxima, maxima_stride = Address("slot", self.maxima), row_stride(elementwise.maxima_width(logits.width))
+        source: dict[str, Operand] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
         self._entry(
             KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
-            writes=[self.maxima], input=self._at(logits), input_stride=row_stride(logits.width), width=logits.width,
-            maxima=Address("slot", self.maxima), maxima_stride=row_stride(elementwise.maxima_width(logits.width)),
+            writes=[self.maxima], split=None, **source, maxima=maxima, maxima_stride=maxima_stride,
         )  # fmt: skip
-        self._hint_at_weights()
+        self._entry(
+            KernelName("ops.greedy", "choose_tokens"), greedy.CHOOSE_TOKENS_OPERANDS, "choose tokens", reads=[self._rows_of(logits), self.maxima],
+            writes=[], split=None, **source, block_maxima=maxima, block_maxima_stride=maxima_stride,
+        )  # fmt: skip
 
     def _hint_at_weights(self) -> None:
         """Before workers wait for each other on the way to a matrix, they ask for its first lines, so that memory answers meanwhile."""
