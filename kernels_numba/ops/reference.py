@@ -315,6 +315,11 @@ def select_outputs(x: Floats, output_rows: NDArray[np.int32]) -> Floats:
     return x[output_rows]
 
 
+def choose_tokens(x: Floats) -> NDArray[np.int32]:
+    """The lowest column of each row's largest value: int32[rows]."""
+    return np.array([min(np.flatnonzero(row == row.max())) for row in x], np.int32)
+
+
 def check_logits(x: Floats, block: int) -> tuple[bool, Floats]:
     """Whether all values are finite, and the largest of every 16th column in blocks of `block` columns: float32[rows, blocks, 16]."""
     rows, columns = x.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import Backend, PrefixSharingBackend
-from edgeinfer.core.steps import OutputKind, SequenceTable, Step
+from edgeinfer.core.steps import Burst, OutputKind, SequenceTable, Step
 
 Logits = NDArray[np.float32]
 
@@ -54,7 +55,7 @@ class Driver:
         assert result.rows.tolist() == np.flatnonzero(kinds == OutputKind.LOGITS).tolist()
         assert result.logits.shape == (len(result.rows), self.backend.capabilities.vocabulary) and result.logits.dtype == np.float32
         if result.largest is not None:
-            assert result.largest.tolist() == result.logits.argmax(axis=1).tolist()
+            assert result.largest.tolist() == [result.logits.argmax(axis=1).tolist()]
         found: dict[OutputKind, Logits] = {OutputKind.LOGITS: result.logits}
         if OutputKind.HIDDEN in kinds:
             assert result.hidden is not None and result.hidden_rows is not None and result.hidden.dtype == np.float32
@@ -70,8 +71,16 @@ class Driver:
             outputs.append(found[part.kind][first : first + part.wanted].copy())
         return outputs
 
-    def step(self, *parts: Rows) -> Step:
-        """The step record of some rows, with pages for them."""
+    def burst(self, passes: int, *parts: Rows, end_ids: Sequence[int] = (), interrupt: int = 0) -> tuple[list[list[int]], Logits]:
+        """The tokens that each part chose, and float32[parts, vocabulary] of the last pass (copies)."""
+        burst = Burst(passes, np.array(end_ids, np.int32), np.array([interrupt], np.int64))
+        result = self.backend.step(dataclasses.replace(self.step(*parts, passes=passes), burst=burst))
+        assert result.largest is not None and result.largest.dtype == np.int32 and 1 <= len(result.largest) <= passes
+        assert result.largest[-1].tolist() == result.logits.argmax(axis=1).tolist()
+        return result.largest.T.tolist(), result.logits.copy()
+
+    def step(self, *parts: Rows, passes: int = 1) -> Step:
+        """The step record of some rows, with pages for them and for what further passes add."""
         token_ids, sequence, slots, rope, adapters, outputs, tables = [], [], [], [], [], [], []
         for index, part in enumerate(parts):
             positions = range(part.start, part.start + len(part.tokens))
@@ -81,7 +90,7 @@ class Driver:
             rope += list(positions if part.rope is None else part.rope)
             adapters += [part.adapter] * len(part.tokens)
             outputs += [OutputKind.NONE] * (len(part.tokens) - part.wanted) + [part.kind] * part.wanted
-            tables.append(SequenceTable(part.identifier, part.start, self._tables(part.identifier, part.start + len(part.tokens))))
+            tables.append(SequenceTable(part.identifier, part.start, self._tables(part.identifier, part.start + len(part.tokens) + passes - 1)))
         fields = [np.array(field, dtype=np.int32) for field in (token_ids, sequence, slots, rope, adapters)]
         return Step(*fields, np.array(outputs, dtype=np.uint8), tuple(tables))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels_numba.executor.step import STATUS
+from kernels_numba.executor.step import PASSES_DONE, PASSES_LEFT, STATUS
 from kernels_numba.executor.store import KernelName
 from kernels_numba.simd.function import kernel_function
 
@@ -35,6 +35,19 @@ def fault(simd, operands, step, worker, workers):
 
 
 @kernel_function
+def count_pass(simd, operands, step, worker, workers):
+    """Counts a pass, and after as many as the operand says the last."""
+    if worker == 0:
+        done = simd.load_i64(step + PASSES_DONE) + 1
+        left = simd.load_i64(step + PASSES_LEFT) - 1
+        if done >= simd.load_i64(operands):
+            left = 0
+        simd.store_i64(step + PASSES_DONE, done)
+        simd.store_i64(step + PASSES_LEFT, left)
+    return 0
+
+
+@kernel_function
 def halve(simd, operands, step, worker, workers):
     """values[worker] (float32) *= operand 1 (float32)"""
     address = simd.load_i64(operands) + 64 * worker
@@ -61,7 +74,7 @@ def busy(simd, operands, step, worker, workers):
     return total
 
 
-KERNELS = (add_own, prefix, fault, halve, mode, busy)
+KERNELS = (add_own, prefix, fault, count_pass, halve, mode, busy)
 
 
 def name_of(function) -> KernelName:

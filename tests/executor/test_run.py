@@ -17,7 +17,7 @@ from kernels_numba.executor.store import KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry, float_operand
 from kernels_numba.executor.workers import SPIN_NANOSECONDS, Stopped, WorkerPool, WorkerPoolError
 from tests.arm64 import emulation
-from tests.executor.kernels import add_own, busy, fault, halve, mode, name_of, prefix
+from tests.executor.kernels import add_own, busy, count_pass, fault, halve, mode, name_of, prefix
 
 SCALE = 10 if emulation.active else 1
 
@@ -129,6 +129,42 @@ def test_any_of_the_workers_may_sit_out(store: KernelStore, step: StepRecord, ke
     assert np.array_equal(buffers[0], chain_in_numpy(4, 67, steps))
     assert counts[:, 0].tolist() == [1, 1, 1, 1]
     assert len(seen) == 15
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_burst_runs_the_tape_until_its_passes_are_done_or_it_is_ended(store: KernelStore, step: StepRecord, kernel_addresses, workers: int) -> None:
+    chained, buffers = chain(kernel_addresses, entries=4, count=67)
+    step = StepRecord(1, 1, 0, maximum_passes=40)
+    zero, nobody = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    total = 0
+    with WorkerPool(workers, None, store) as pool:
+        for turn in range(200 // SCALE):
+            for passes, enough, expected in ((1, 99, 1), (7, 99, 7), (40, 13, 13), (2, 1, 1)):
+                tape = Tape.build([*chained.entries, TapeEntry(name_of(count_pass), [enough], label="count")], kernel_addresses, profile=turn == 0)
+                step.fill(zero, zero, zero, zero, zero, [[]])
+                step.make_burst(passes, zero, nobody)
+                assert pool.run(tape, step) is None
+                assert step.passes_done == expected
+                assert turn or (tape.counters > 0).all()
+                total += expected
+    assert np.array_equal(buffers[0], chain_in_numpy(4, 67, total))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_burst_stops_where_it_is_cancelled(store: KernelStore, kernel_addresses, workers: int) -> None:
+    entries = [TapeEntry(name_of(busy), [200], label="busy"), TapeEntry(name_of(count_pass), [1 << 40], label="count")]
+    tape = Tape.build(entries, kernel_addresses)
+    step = StepRecord(1, 1, 0, maximum_passes=1 << 20)
+    zero, nobody = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    with WorkerPool(workers, None, store) as pool:
+        step.fill(zero, zero, zero, zero, zero, [[]])
+        step.make_burst(1 << 20, zero, nobody)
+        timer = threading.Timer(0.02, step.cancel)
+        timer.start()
+        stopped = pool.run(tape, step)
+        timer.join()
+    assert step.cancelled and 0 < step.passes_done < 1 << 20
+    assert stopped is None or (stopped.cancelled and stopped.label == "busy")  # between two passes there is nothing to take back
 
 
 def test_a_fault_in_the_last_entry_is_reported(store: KernelStore, step: StepRecord, kernel_addresses) -> None:

@@ -104,6 +104,39 @@ def test_a_step_that_points_outside_is_refused(sequences, slots, outputs, pages,
         fill(record, sequences, slots, outputs, pages)
 
 
+def test_a_burst_is_what_kernels_find() -> None:
+    record = StepRecord(4, 3, 0, maximum_passes=5)
+    fill(record, [0, 1, 2], [4, 9, 0], [0, 1, 2], [[], [], []])
+    assert read(record, "passes_left") == 1 and record.passes_done == 0
+    end_ids, interrupt = np.array([7, 9], np.int32), np.array([41], np.int64)
+    record.make_burst(5, end_ids, interrupt)
+    assert read(record, "passes_left") == 5
+    assert read_array(record, "end_ids", read(record, "end_id_count")) == [7, 9]
+    assert ctypes.c_int64.from_address(read(record, "interrupt")).value == 41
+    (ctypes.c_int32 * 6).from_address(read(record, "largest"))[:] = [10, 11, 12, 20, 21, 22]
+    record.words[STEP_WORDS.index("passes_done")] = 2
+    assert record.largest.tolist() == [[10, 11, 12], [20, 21, 22]]
+    fill(record, [0], [1], [], [[]])
+    assert read(record, "passes_left") == 1 and record.largest.shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "sequences, slots, outputs, passes, message",
+    [
+        ([0, 1], [0, 0], [0, 1], 6, "6 passes; this record is for 1 to 5"),
+        ([0, 1], [0, 0], [0, 1], 0, "0 passes"),
+        ([0, 1], [0, 0], [1], 2, "an output"),
+        ([0, 0], [0, 1], [0, 1], 2, "a sequence of its own"),
+        ([1, 0], [0, 0], [0, 1], 2, "a sequence of its own"),
+    ],
+)
+def test_a_burst_that_kernels_would_get_wrong_is_refused(sequences, slots, outputs, passes, message) -> None:
+    record = StepRecord(4, 2, 0, maximum_passes=5)
+    fill(record, sequences, slots, outputs, [[], []])
+    with pytest.raises(ValueError, match=message):
+        record.make_burst(passes, np.zeros(0, np.int32), np.zeros(1, np.int64))
+
+
 @pytest.mark.parametrize("table", [np.zeros(4, np.int64), np.zeros(8, np.int32)[::2]])
 def test_a_page_table_that_kernels_would_misread_is_refused(table) -> None:
     with pytest.raises(ValueError, match="must be contiguous int32"):

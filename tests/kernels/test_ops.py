@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels_numba.executor.step import STATUS_NON_FINITE
+from kernels_numba.executor.step import STATUS_NON_FINITE, STEP_WORDS
 from kernels_numba.ops import reference
 from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
 from tests.kernels.support import Memory, StepWords, every_level, float_bits, run
@@ -233,6 +233,87 @@ def test_check_logits_notes_the_largest(level: str, columns: int) -> None:
     _, expected = reference.check_logits(x, MAXIMA_COLUMNS)
     for workers in (1, 2, 3):
         same(check_logits(level, x, workers)[1].reshape(expected.shape), expected)
+
+
+@every_level
+@pytest.mark.parametrize("columns", [3, 16, 50, 4096, 4097, 9000])
+def test_choose_tokens_takes_the_lowest_id_of_the_largest(level: str, columns: int) -> None:
+    generator = np.random.default_rng(columns)
+    x = values(6, columns)
+    x[1, :] = x[1, 0]
+    x[2, generator.integers(0, columns, 40)] = 50  # ties, in several blocks and lanes
+    x[3, :] = -np.abs(x[3, :])
+    x[3, generator.integers(0, columns, 3)] = [0.0, -0.0, -0.0]  # equal, whatever their signs
+    x[4, -1] = 50
+    x[5, :] = -3.4e38
+    expected = reference.choose_tokens(x)
+    for workers in (1, 3):
+        step = burst_step(6, passes=1)
+        choose_tokens(level, x, step, workers)
+        assert step.chosen[0].tolist() == expected.tolist()
+        assert (step.read("passes_done"), step.read("passes_left")) == (1, 0)
+        assert step.rows_now() == step.rows_before, "the step was no burst, so there is no next row"
+
+
+@every_level
+@pytest.mark.parametrize("reason", ["passes", "an end", "an interrupt"])
+def test_choose_tokens_prepares_the_next_pass_until_the_burst_ends(level: str, reason: str) -> None:
+    passes = [values(3, 300, seed) for seed in range(4)]
+    expected = [reference.choose_tokens(x) for x in passes]
+    last_but_one = int(expected[2][1])
+    assert all(last_but_one not in chosen for chosen in expected[:2])
+    step = burst_step(3, passes=3 if reason == "passes" else 4, end_ids=[999, last_but_one] if reason == "an end" else [999])
+    for count, x in enumerate(passes[:3], start=1):
+        if count == 3 and reason == "an interrupt":
+            step.interrupt[0] = 1
+        choose_tokens(level, x, step, 2)
+        assert step.read("passes_done") == count
+        if count < 3:
+            assert step.read("passes_left") > 0
+            assert step.rows_now() == [(token, slot + count, position + count) for token, (_, slot, position) in zip(expected[count - 1], step.rows_before)]
+    assert step.read("passes_left") == 0
+    assert step.chosen[:3].tolist() == [chosen.tolist() for chosen in expected[:3]]
+
+
+class BurstWords(StepWords):
+    """The words of a burst of rows that each have a sequence of their own."""
+
+    def __init__(self, rows: int, passes: int, end_ids: list[int]) -> None:
+        slots, positions = [5 * row for row in range(rows)], [7 * row + 1 for row in range(rows)]
+        super().__init__(rows, positions=positions, slots=slots, sequences=list(range(rows)), output_rows=list(range(rows)))
+        self.token_ids = self.memory.copy(np.full(rows, -1, np.int32))
+        self.chosen = self.memory.copy(np.full((passes, rows), -1, np.int32))
+        self.interrupt = self.memory.copy(np.zeros(1, np.int64))
+        self.ends = self.memory.copy(np.array(end_ids, np.int32))
+        for name, value in (
+            ("token_ids", self.token_ids.ctypes.data), ("passes_left", passes), ("largest", self.chosen.ctypes.data),
+            ("end_ids", self.ends.ctypes.data), ("end_id_count", len(end_ids)), ("interrupt", self.interrupt.ctypes.data),
+        ):  # fmt: skip
+            self.words[STEP_WORDS.index(name)] = value
+        self.rows_before = self.rows_now()
+
+    def read(self, name: str) -> int:
+        return int(self.words[STEP_WORDS.index(name)])
+
+    def rows_now(self) -> list[tuple[int, int, int]]:
+        """Token, slot and rope position of each row; the query blocks must have the same slots."""
+        positions, slots, blocks = self._kept[0], self._kept[1], self._kept[4].reshape(-1, 4)
+        assert blocks[:, 3].tolist() == slots.tolist() and blocks[:, 0].tolist() == list(range(len(slots)))
+        return list(zip(self.token_ids.tolist(), slots.tolist(), positions.tolist()))
+
+
+def burst_step(rows: int, passes: int, end_ids: list[int] | None = None) -> BurstWords:
+    return BurstWords(rows, passes, end_ids or [])
+
+
+def choose_tokens(level: str, x: np.ndarray, step: BurstWords, workers: int) -> None:
+    """One pass's end, with maxima by the twin; the padding of the logits is poisoned."""
+    memory = Memory()
+    source = memory.matrix(x)
+    source.full[:, x.shape[1] :] = np.nan
+    maxima = memory.matrix(reference.check_logits(x, MAXIMA_COLUMNS)[1].reshape(len(x), -1))
+    run(level, "ops.greedy", "choose_tokens", (), [source.address, source.stride, x.shape[1], maxima.address, maxima.stride], step, workers)
+    memory.check()
 
 
 def check_logits(level: str, x: np.ndarray, workers: int) -> tuple[int, np.ndarray]:
