@@ -79,6 +79,13 @@ class Driver:
         assert result.largest[-1].tolist() == result.logits.argmax(axis=1).tolist()
         return result.largest.T.tolist(), result.logits.copy()
 
+    def greedy(self, identifier: int, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens after those of a sequence of which all but the last is computed, one step each."""
+        known = list(tokens)
+        for _ in range(count):
+            known.append(int(self.run(Rows(identifier, len(known) - 1, known[-1:]))[0].argmax()))
+        return known[len(tokens) :]
+
     def step(self, *parts: Rows, passes: int = 1) -> Step:
         """The step record of some rows, with pages for them and for what further passes add."""
         token_ids, sequence, slots, rope, adapters, outputs, tables = [], [], [], [], [], [], []

@@ -246,53 +246,6 @@ def test_rope_positions_apart_from_slots_turn_the_tokens_or_are_refused(driver: 
     assert np.abs(stretched[1:] - expected[1:]).max(axis=1).min() > 1e-3
 
 
-def _greedy(driver: Driver, identifier: int, tokens: list[int], count: int) -> list[int]:
-    """The next tokens of a sequence that is computed up to its last token, one step each."""
-    chosen: list[int] = []
-    for position in range(len(tokens) - 1, len(tokens) - 1 + count):
-        chosen.append(int(driver.run(Rows(identifier, position, [*tokens, *chosen][position:]))[0].argmax()))
-    return chosen
-
-
-def test_a_burst_gives_the_tokens_of_single_steps_or_is_refused(driver: Driver) -> None:
-    capabilities = driver.backend.capabilities
-    prompts = [_tokens(count, seed=count) for count in (9, 15, 30)]  # the second has its next position in a new page
-    last = [Rows(number, len(tokens) - 1, tokens[-1:]) for number, tokens in enumerate(prompts)]
-    for number, tokens in enumerate(prompts):
-        driver.run(Rows(number, 0, tokens[:-1]))
-    if capabilities.maximum_passes == 1:
-        with pytest.raises(InvalidRequestError, match="burst of 4 passes"):
-            driver.burst(4, *last)
-        return
-    count = min(8, capabilities.maximum_passes)
-    expected = [_greedy(driver, number, tokens, count) for number, tokens in enumerate(prompts)]
-    assert driver.burst(count, last[0])[0] == expected[:1]
-    found, logits = driver.burst(count, *last)
-    assert found == expected
-    assert _equal(capabilities.bit_exact_batches, logits[2:], driver.run(Rows(2, 29 + count - 1, expected[2][count - 2 : count - 1]))[0])
-    end = next((index for index in range(count) if expected[1].index(expected[1][index]) == index > 0), 0)
-    place = min([end, *(tokens.index(expected[1][end]) for tokens in expected if expected[1][end] in tokens)])
-    assert driver.burst(count, *last, end_ids=[-1, expected[1][end]])[0] == [tokens[: place + 1] for tokens in expected]
-    assert driver.burst(count, *last, interrupt=1)[0] == [tokens[:1] for tokens in expected]
-    # a burst that ended early leaves positions behind it that were computed for nothing; they are computed again
-    other = _tokens(20, 77)
-    assert _equal(capabilities.bit_exact_chunks, driver.run(Rows(0, 9, other))[0], driver.whole(50, [*prompts[0], *other])[9:])
-
-
-def test_a_burst_that_is_none_is_refused(driver: Driver) -> None:
-    if driver.backend.capabilities.maximum_passes == 1:
-        return  # every burst is
-    driver.run(Rows(1, 0, _tokens(9)))
-    for passes, parts in (
-        (driver.backend.capabilities.maximum_passes + 1, [Rows(1, 9, [40])]),
-        (0, [Rows(1, 9, [40])]),
-        (2, [Rows(1, 9, [40, 41])]),
-        (2, [Rows(1, 9, [40], outputs=0)]),
-    ):
-        with pytest.raises(InvalidRequestError, match="burst"):
-            driver.burst(passes, *parts)
-
-
 def test_adapters_are_refused(driver: Driver) -> None:
     with pytest.raises(EdgeInferError, match="adapter 3"):
         driver.run(Rows(1, 0, _tokens(5), adapter=3))
