@@ -19,14 +19,13 @@ from edgeinfer.backends.load import load_backend
 from edgeinfer.backends.onnx import backend as onnx_backend
 from edgeinfer.backends.onnx import provider_search
 from edgeinfer.backends.onnx.dialects import DIALECTS
-from edgeinfer.backends.onnx.growing_cache import GrowingCache
 from edgeinfer.backends.onnx.placement import placement_of, placement_settings, require_share
 from edgeinfer.backends.onnx.provider_report import provider_findings
 from edgeinfer.backends.onnx.provider_search import CPU_TARGET, MissingProviderError, Target, automatic_targets, find, target_of
 from edgeinfer.backends.onnx.providers import PROVIDERS, ProviderRequest, checked_share, parse_provider
 from edgeinfer.backends.onnx.session import MadeSession, make_session
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, ProviderError, UnknownChoiceError
-from edgeinfer.model.program import CacheStore
+from edgeinfer.core.steps import OutputKind
 from tests.backends.onnx_graphs import distance, reference
 from tests.backends.support import Driver, Rows
 from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
@@ -346,6 +345,39 @@ def test_a_provider_that_drops_out_or_refuses_is_an_error(tmp_path: Path) -> Non
     assert not isinstance(caught.value, ProviderError)
 
 
+# A provider that takes fixed shapes only
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize("dialect", ["cpu", "opset21"])
+def test_a_graph_for_one_row_gives_what_one_for_many_gives(dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_gemma3(tmp_path / "model.gguf", weight_format="Q4_0")
+    options = BackendOptions(context=96, threads=1, maximum_step_rows=64, maximum_sequences=4, provider=f"cpu:dialect={dialect}")
+    found = []
+    for one_row in (False, True):
+        fixed = Target("cpu", "CPUExecutionProvider", dialect, "CPU", {}, one_row=one_row)
+        monkeypatch.setattr(onnx_backend, "target_of", lambda library, request, fixed=fixed: fixed)
+        backend = load_backend("onnx", path, options)
+        assert any("token by token" in warning for warning in backend.capabilities.warnings) == one_row
+        driver = Driver(backend)
+        driver.run(Rows(1, 0, TOKENS[:9], outputs=0))
+        parts = [Rows(2, 0, TOKENS[:7], outputs=2), Rows(1, 9, [77]), Rows(3, 0, TOKENS[7:12], outputs=1, kind=OutputKind.HIDDEN)]
+        found.append(driver.run(*parts))
+        driver.release(1, 2, 3)
+        if one_row:
+            assert all(entry.shape[1] == 1 for entry in backend._session.get_inputs() if entry.name == "embedded")  # type: ignore[attr-defined]
+            assert len(driver.run(Rows(4, 0, TOKENS, outputs=60))[0]) == 60
+        backend.close()
+    assert all(one.shape == many.shape and distance(one, many) < 0.02 for many, one in zip(*found, strict=True))
+
+
+def test_qnn_is_such_a_provider(tmp_path: Path, unregistered: None) -> None:
+    plugin = tmp_path / "qnn.so"
+    plugin.touch()
+    assert target_of(runtime(plugin_devices=(plugin_device("NPU"),)), ProviderRequest("qnn", library=str(plugin))).one_row
+    assert not CPU_TARGET.one_row and not target_of(runtime(("OpenVINOExecutionProvider",)), ProviderRequest("openvino")).one_row
+
+
 # The standard dialects behind the contract (test_contract.py runs all of it over them)
 
 
@@ -371,19 +403,6 @@ def test_a_sequence_that_goes_back_is_cut_off(tmp_path: Path) -> None:
         driver.run(Rows(2, 30, [77]))
     assert np.array_equal(driver.run(Rows(2, 0, TOKENS[:5]))[0], driver.whole(3, TOKENS[:5]))
     backend.close()
-
-
-@pytest.mark.onnx
-def test_the_growing_cache_has_so_many_slots() -> None:
-    import onnxruntime
-
-    cache = GrowingCache(onnxruntime, [CacheStore(0, "paged", 1, 64, 64, 0)], 2)
-    assert [cache.slot(7, 0), cache.slot(8, 0)] == [0, 1] and cache.names == ("0.key", "0.value")
-    with pytest.raises(EdgeInferError, match="more than 2 sequences"):
-        cache.slot(9, 0)
-    cache.release(7)
-    cache.release(7)
-    assert cache.slot(9, 0) == 0
 
 
 @pytest.mark.onnx

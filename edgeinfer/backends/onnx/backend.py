@@ -60,8 +60,9 @@ class OnnxBackend:
         self.memory_plan = plan.memory
         self._session = made.session
         self._cache = self._make_cache(options.maximum_sequences, _cache_length(options))
-        self._logits = np.empty((MAXIMUM_OUTPUT_ROWS, program.vocabulary), np.float32)
-        self._hidden = np.empty((MAXIMUM_OUTPUT_ROWS, program.width), np.float32)
+        self._one_row = made.one_row
+        self._logits = np.empty((MAXIMUM_OUTPUT_ROWS + made.one_row, program.vocabulary), np.float32)  # one more for an output that nobody wants
+        self._hidden = np.empty((MAXIMUM_OUTPUT_ROWS + made.one_row, program.width), np.float32)
         self.capabilities = Capabilities(
             uses_block_tables=False,
             cache_groups=(CacheGroup("onnx tokens", TOKENS_PER_PAGE, pages(plan.cache_tokens), 0),),
@@ -121,10 +122,11 @@ class OnnxBackend:
         hidden = self._hidden if wants_hidden.any() else None
         order: list[NDArray[np.intp]] = []
         done = 0
-        for run in _runs(step, slots):
+        for run in _single_rows(step, slots) if self._one_row else _runs(step, slots):
             rows = run.rows[np.isin(run.rows, wanted)]
-            places = slice(done, done + len(rows))
-            self._run(step, run, np.flatnonzero(np.isin(run.rows, wanted)), self._logits[places], None if hidden is None else hidden[places])
+            outputs = np.array([0]) if self._one_row else np.flatnonzero(np.isin(run.rows, wanted))
+            places = slice(done, done + len(outputs))
+            self._run(step, run, outputs, self._logits[places], None if hidden is None else hidden[places])
             order.append(rows)
             done += len(rows)
         for index, slot in enumerate(slots):
@@ -213,6 +215,11 @@ def _runs(step: Step, slots: NDArray[np.intp]) -> list[Run]:
         if len(group):
             runs.append(Run(int(slots[group[0]]), len(group), starts[group]))
     return runs
+
+
+def _single_rows(step: Step, slots: NDArray[np.intp]) -> list[Run]:
+    """A call for each row, in the order of the step."""
+    return [Run(int(slots[index]), 1, np.array([row])) for row, index in enumerate(step.sequence)]
 
 
 def first_that_runs(targets: Sequence[Target], minimum: float, make: Callable[[Target], MadeSession]) -> MadeSession:

@@ -62,6 +62,7 @@ class Target:
     devices: tuple[Any, ...] = ()
     reason: str = ""
     thread_option: str | None = None  # the provider's own, where it is to be told how many threads it may have
+    one_row: bool = False  # a run has one row of one sequence
 
     @property
     def is_cpu(self) -> bool:
@@ -159,7 +160,8 @@ def _target(found: Found, request: ProviderRequest, reason: str = "") -> Target:
         options.setdefault("device_type", chosen.kind.upper())
     described = options.get("device_type", chosen.description)
     threads = found.entry.thread_option if found.entry is not None and chosen.kind == "cpu" else None
-    return Target(found.name, found.runtime_name, dialect, described, options, () if chosen.record is None else (chosen.record,), reason, threads)
+    one_row = found.entry is not None and found.entry.one_row
+    return Target(found.name, found.runtime_name, dialect, described, options, () if chosen.record is None else (chosen.record,), reason, threads, one_row)
 
 
 def _where(found: Found) -> str:

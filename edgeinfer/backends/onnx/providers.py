@@ -39,6 +39,7 @@ class Provider:
     options: Mapping[str, str] = field(default_factory=dict)
     built_in_devices: tuple[str, ...] = ()  # of a provider that is built in and cannot be asked
     thread_option: str | None = None  # its own, for the threads that it may have on the processor
+    one_row: bool = False  # it takes operators of fixed shapes only, so a graph is made for one row of one sequence
 
 
 PROVIDERS: Mapping[str, Provider] = MappingProxyType(
@@ -57,9 +58,9 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             ),
             Provider(
                 "qnn", "QNNExecutionProvider", "cpu",
-                "measured on the simulator: it takes operators of fixed shapes only, MatMulNBits of 4 bits among them, so nothing of a graph for any prompt",
+                "measured on the simulator: it takes operators of fixed shapes only, MatMulNBits of 4 bits among them, so a run has one row",
                 "pip install onnxruntime-qnn, beside onnxruntime", "Windows and Linux on Snapdragon; a simulator on Linux on x86-64",
-                ("onnxruntime_qnn",), {"backend_type": "htp"},
+                ("onnxruntime_qnn",), {"backend_type": "htp"}, one_row=True,
             ),
             Provider(
                 "dml", "DmlExecutionProvider", "cpu", "never run by us: by its documentation it has MatMulNBits and GroupQueryAttention",

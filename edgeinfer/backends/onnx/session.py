@@ -31,11 +31,12 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, 
 
 @dataclass(frozen=True)
 class MadeSession:
-    """A session, who runs its nodes, and what a user should know."""
+    """A session, who runs its nodes, what a user should know, and whether a run has to have one row of one sequence and give its output."""
 
     session: Any
     placement: Placement
     warnings: tuple[str, ...]
+    one_row: bool = False
 
 
 def make_session(library: Any, program: Program, file: GGUFFile, context: int, threads: int, target: Target) -> MadeSession:
@@ -58,7 +59,9 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
         session, exported = _in_memory(library, program, file, context, threads, target)
     _trim()
     placement = placement_of(library, session, target, len(exported.model.graph.node))
-    return MadeSession(session, placement, (*exported.warnings, *warnings))
+    if target.one_row:
+        warnings = (*warnings, f"the provider {target.name} takes fixed shapes only: prompts are computed token by token, and sequences one by one")
+    return MadeSession(session, placement, (*exported.warnings, *warnings), target.one_row)
 
 
 def _in_memory(library: Any, program: Program, file: GGUFFile, context: int, threads: int, target: Target) -> tuple[Any, Exported]:
@@ -75,6 +78,8 @@ def _options(library: Any, threads: int, target: Target) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL
+    for size in ("batch", "rows", "outputs") if target.one_row else ():
+        options.add_free_dimension_override_by_name(size, 1)
     for key, value in placement_settings(library, target).items():
         options.add_session_config_entry(key, value)
     return options
