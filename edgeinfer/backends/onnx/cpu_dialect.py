@@ -1,7 +1,8 @@
 """The dialect `cpu`: ONNX Runtime's own operators, for its CPU provider. Quantized matrices as MatMulNBits whose activations are quantized to 8 bits
 too, attention with a cache that is written in place, norms fused with the sums before them.
 
-A minimum is kept exact: it is a second, small matrix product with the sums of the input over each block.
+A minimum is kept exact in files: it is a second, small matrix product with the sums of the input over each block. Sessions of our own hold it in zero
+points of 8 bits where the model is small enough (`zero_points`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgeinfer.backends.onnx.emitter import Emitter, Interface, number, whole
-from edgeinfer.backends.onnx.matrices import matrix_form
+from edgeinfer.backends.onnx.matrices import MatrixForm, matrix_form
+from edgeinfer.backends.onnx.zero_points import takes_zero_points, widens, zero_point_matrix
 from edgeinfer.model.program import Operation, Value, Weight
 from kernels_numba.formats import format_by_name
 
@@ -32,6 +34,8 @@ class CpuEmitter(Emitter):
         self._packed: dict[tuple[Value, ...], str] = {}  # outputs of one product -> its name
         self._sums: dict[Value, tuple[str, str]] = {}  # value -> the summands, while the sum is put off
         self._block_sums: dict[tuple[str, int], str] = {}
+        self._widened = widens(self.program)
+        self._last_attention = [operation for operation in self.program.operations if operation.kind == "attention"][-1]
         graph = self.graph
         if self.interface is Interface.STEP:
             self._lengths = graph.input("seqlens_k", "int32", ["batch"])
@@ -101,9 +105,13 @@ class CpuEmitter(Emitter):
         matrices = tuple(member.weights[0] for member in members)
         form = matrix_form(matrices[0].format_name)
         columns, rows = matrices[0].shape[1], sum(matrix.shape[0] for matrix in matrices)
-        names = self._matrix(matrices)
         bias = self._bias(members)
-        inputs = [source, names[0], names[1]] + (["", "", bias] if bias and not form.has_offsets else [])
+        if self._has_zero_points(form):
+            inputs = [source, *self._zero_point_matrix(matrices), *(["", bias] if bias else [])]
+            form = MatrixForm(8, form.block, False)
+        else:
+            names = self._matrix(matrices)
+            inputs = [source, names[0], names[1], *(["", "", bias] if bias and not form.has_offsets else [])]
         product = self.graph.add(
             "MatMulNBits", *inputs, domain=MICROSOFT, K=columns, N=rows, bits=form.bits, block_size=form.block, accuracy_level=self.accuracy_level
         )
@@ -146,6 +154,25 @@ class CpuEmitter(Emitter):
             softcap=number(attributes["softcap"]), **rotary,
         )  # fmt: skip
         self._names[operation.outputs[0]] = operation.outputs[0].name
+        if operation is self._last_attention and self.interface is Interface.STEP:
+            self._keep_wanted_rows(operation)
+
+    def _keep_wanted_rows(self, attention: Operation) -> None:
+        """What comes after the last attention works row by row, so of the values that it takes only the rows are kept whose logits are wanted."""
+        later = self.program.operations[self.program.operations.index(attention) + 1 :]
+        made = {value for operation in later for value in operation.outputs}
+        taken = dict.fromkeys(value for operation in later for value in operation.inputs if value not in made)
+        rows = self.graph.input("output_rows", "int64", ["outputs"])
+        for value in taken:
+            flat = self.graph.add("Reshape", self._name(value), self._shape(1, -1, value.width))
+            self._names[value] = self.graph.add("Gather", flat, rows, axis=1)
+
+    def _select_outputs(self, operation: Operation) -> None:
+        source, output = operation.inputs[0], operation.outputs[0]
+        if source in self._deferred and source in self._sums:  # still to be summed, by the norm that comes next
+            self._deferred[output], self._sums[output] = self._deferred.pop(source), self._sums[source]
+        else:
+            self._names[output] = self._name(source)
 
     def _activated(self, function: str, x: str) -> str:
         if function == "silu":
@@ -182,6 +209,26 @@ class CpuEmitter(Emitter):
             self.graph.weight(names[1], held.scales)
             if held.offsets is not None:
                 self.graph.weight(names[2], held.offsets.T.copy())
+        return names
+
+    def _has_zero_points(self, form: MatrixForm) -> bool:
+        return self.interface is Interface.STEP and takes_zero_points(form, self._widened)
+
+    def _held_bits(self, format_name: str) -> int:
+        form = matrix_form(format_name)
+        return 8 if self._has_zero_points(form) else form.bits
+
+    def _zero_point_matrix(self, matrices: tuple[Weight, ...]) -> tuple[str, str, str]:
+        """Codes uint8[N, blocks, 32], scales float32[N, blocks] and zero points uint8[N * blocks] as weights; their names."""
+        name = "+".join(matrix.name for matrix in matrices)
+        names = (name, f"{name}.scales", f"{name}.zero_points")
+        if not self.graph.has_weight(name):
+            sources = [(matrix.format_name, self._file.tensor_blocks(matrix.name)) for matrix in matrices]
+            held = zero_point_matrix(sources, matrices[0].shape[1])
+            self._check_and_release(matrices, held.scales)
+            self.graph.weight(names[0], held.codes.reshape(len(held.codes), -1, 32))
+            self.graph.weight(names[1], held.scales)
+            self.graph.weight(names[2], held.zero_points.reshape(-1))
         return names
 
     def _bias(self, members: list[Operation]) -> str | None:

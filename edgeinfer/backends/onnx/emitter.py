@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.frequencies import rope_frequencies
 from edgeinfer.backends.onnx.graph import Graph
-from edgeinfer.backends.onnx.matrices import HeldMatrix, held_matrix, is_exact, matrix_form
+from edgeinfer.backends.onnx.matrices import HeldMatrix, MatrixForm, held_matrix, is_exact, matrix_form
 from edgeinfer.core.errors import ModelFileError, UnsupportedModelError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weight
@@ -214,12 +214,16 @@ class Emitter:
     def _held(self, *weights: Weight) -> HeldMatrix:
         """Quantized matrices one below the other; their pages of the file are given back."""
         result = held_matrix([(weight.format_name, self._file.tensor_blocks(weight.name)) for weight in weights], weights[0].shape[1])
-        if not np.isfinite(result.scales).all() or (result.offsets is not None and not np.isfinite(result.offsets).all()):
+        self._check_and_release(weights, result.scales, *([] if result.offsets is None else [result.offsets]))
+        return result
+
+    def _check_and_release(self, weights: tuple[Weight, ...], *scales: NDArray[np.float32]) -> None:
+        """Raises ModelFileError if what was made of the weights is not finite; else their pages of the file are given back."""
+        if not all(np.isfinite(values).all() for values in scales):
             names = ", ".join(weight.name for weight in weights)
             raise ModelFileError(f"tensor {names} holds a scale that is not finite; the file is damaged, fetch it again")
         for weight in weights:
             self._file.release(weight.name)
-        return result
 
     def _floats(self, weight: Weight) -> NDArray[np.float32]:
         """A matrix that is not quantized as float32[rows, columns]: a view of the file where it is stored so."""
@@ -238,11 +242,19 @@ class Emitter:
             stored = format_by_name(name)
             if not is_exact(name):
                 self.warnings.append(f"{count}: ONNX has no such format; requantized to 8 bits, which changes the weights a little")
-            elif stored.quantized and matrix_form(name).bits * stored.block_elements > 8 * stored.block_bytes:
+            elif stored.quantized and self._held_bits(name) * stored.block_elements > 8 * stored.block_bytes:
                 before = 8 * stored.block_bytes / stored.block_elements
-                self.warnings.append(f"{count}: held with 8 bits a weight instead of {before:g}; the values are the same")
+                same = "the values are the same" if not self._has_zero_points(matrix_form(name)) else "minima are rounded to zero points, which verify shows"
+                self.warnings.append(f"{count}: held with 8 bits a weight instead of {before:g}; {same}")
             elif not stored.quantized and name != "F32":
                 self.warnings.append(f"{count}: held as float32, twice the memory; the values are the same")
+
+    def _held_bits(self, format_name: str) -> int:
+        return matrix_form(format_name).bits
+
+    def _has_zero_points(self, form: MatrixForm) -> bool:
+        """Whether a minimum is held in zero points instead of exactly."""
+        return False
 
     def _refuse(self, what: str) -> str:
         raise UnsupportedModelError(
