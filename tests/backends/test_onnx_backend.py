@@ -71,9 +71,9 @@ def _step(counts: list[int]) -> Step:
 
 
 def test_single_rows_in_neighbouring_slots_share_a_run() -> None:
-    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]))
+    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]), 2)
     found = [(run.first, run.count, run.rows.tolist()) for run in runs]
-    assert found == [(0, 1, [1, 2, 3]), (2, 3, [4, 5, 0]), (7, 1, [6])]
+    assert found == [(0, 1, [1, 2]), (0, 1, [3]), (2, 3, [4, 5, 0]), (7, 1, [6])]
 
 
 def test_slots_are_reused_from_the_front_and_their_memory_is_given_back() -> None:
@@ -165,7 +165,7 @@ def test_weights_go_through_a_temporary_file_or_the_warning_says_that_they_could
         with Engine.load(path, backend="onnx", context=96, threads=1, cache_type="f32") as engine:
             found.append((engine.logits(_tokens(40)), engine.warnings))
     assert list((tmp_path / "here").iterdir()) == []
-    assert found[0][1] == () and "TMPDIR" in found[1][1][0]
+    assert not any("TMPDIR" in warning for warning in found[0][1]) and "TMPDIR" in found[1][1][-1]
     assert np.array_equal(found[0][0], found[1][0])
 
 

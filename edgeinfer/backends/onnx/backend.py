@@ -7,9 +7,9 @@ decode one token each share a run; a sequence with several rows runs alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.dialects import emitter_of
 from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
 from edgeinfer.backends.onnx.placement import require_share
-from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, make_plan, pages
+from edgeinfer.backends.onnx.plan import ROWS_AT_ONCE, TOKENS_PER_PAGE, LoadPlan, make_plan, pages
 from edgeinfer.backends.onnx.provider_search import CPU_TARGET, Target, automatic_targets, target_of
 from edgeinfer.backends.onnx.providers import AUTO, checked_share, parse_provider
 from edgeinfer.backends.onnx.session import MadeSession, make_session
@@ -47,14 +47,28 @@ class Run:
         return len(self.rows) // self.count
 
 
+@dataclass
+class _DecodeBinding:
+    """A binding with the cache of some slots in place, and what its inputs read in a run of one row for each of them, which decoding writes anew."""
+
+    binding: Any
+    embedded: NDArray[np.float32]
+    last: NDArray[np.int32]
+    total: NDArray[np.int32] = field(default_factory=lambda: np.zeros((), np.int32))
+    decodes_to: int = 0  # the address of the logits while these inputs are bound
+
+
 class OnnxBackend:
     """One model, one session, one cache, in the dialect `cpu`. `step` is called by one thread at a time."""
+
+    rows_at_once: ClassVar[int] = ROWS_AT_ONCE
+    """Rows of a sequence that a run takes; the rest of a chunk follows in further runs."""
 
     def __init__(self, library: Any, file: GGUFFile, program: Program, options: BackendOptions, plan: LoadPlan, made: MadeSession) -> None:
         self._library = library
         self._file = file
         self._closed = False
-        self._bindings: dict[tuple[int, int, bool], Any] = {}
+        self._bindings: dict[tuple[int, int, bool], _DecodeBinding] = {}
         self._table = next(operation.weights[0] for operation in program.operations if operation.kind == "embedding")
         self.program = program
         self.memory_plan = plan.memory
@@ -102,7 +116,7 @@ class OnnxBackend:
         try:
             file.refuse_unsupported_formats()
             program = fuse(build_program(file))
-            plan = make_plan(program, options)
+            plan = make_plan(program, options, all(target.dialect == "cpu" for target in targets))
             plan.memory.check(Path(model).name, options.context)
             made = first_that_runs(targets, minimum, lambda target: make_session(library, program, file, _cache_length(options), plan.threads.count, target))
             kind = cls if made.placement.dialect == "cpu" else _standard_backend()
@@ -122,7 +136,7 @@ class OnnxBackend:
         hidden = self._hidden if wants_hidden.any() else None
         order: list[NDArray[np.intp]] = []
         done = 0
-        for run in _single_rows(step, slots) if self._one_row else _runs(step, slots):
+        for run in _single_rows(step, slots) if self._one_row else _runs(step, slots, self.rows_at_once):
             rows = run.rows[np.isin(run.rows, wanted)]
             outputs = np.array([0]) if self._one_row else np.flatnonzero(np.isin(run.rows, wanted))
             places = slice(done, done + len(outputs))
@@ -170,24 +184,35 @@ class OnnxBackend:
     ) -> None:
         """Computes the rows of a run; `outputs` are those whose logits go to `logits` float32[len(outputs), vocabulary], and whose hidden states go to
         `hidden` float32[len(outputs), width] if somebody wants any."""
-        value = self._library.OrtValue.ortvalue_from_numpy
-        last = step.slots[run.rows].reshape(run.count, -1)[:, -1].astype(np.int32)
-        rows = self._embedded(step.token_ids[run.rows]).reshape(run.count, run.length, -1)
-        inputs = {
-            "embedded": value(rows), "output_rows": value(outputs.astype(np.int64)), "seqlens_k": value(last),
-            "total_sequence_length": value(np.array(last.max() + 1, np.int32)),
-        }  # fmt: skip
-        binding = self._binding(run.first, run.count, hidden is not None)
-        for name, tensor in inputs.items():
-            binding.bind_ortvalue_input(name, tensor)
-        targets = {"logits": value(logits[np.newaxis])} | ({} if hidden is None else {"hidden": value(hidden[np.newaxis])})
-        for name, tensor in targets.items():
-            binding.bind_ortvalue_output(name, tensor)
-        self._session.run_with_iobinding(binding)
+        bound = self._binding(run.first, run.count, hidden is not None)
+        decodes = run.length == 1 and len(outputs) == run.count
+        last = step.slots[run.rows].reshape(run.count, -1)[:, -1]
+        embedded = self._embedded(step.token_ids[run.rows]).reshape(run.count, run.length, -1)
+        if decodes:
+            bound.embedded[:], bound.last[:], bound.total[...] = embedded, last, last.max() + 1
+            address = logits.ctypes.data
+            if bound.decodes_to != address:
+                self._bind_tensors(bound.binding, bound.embedded, outputs, bound.last, bound.total, logits, hidden)
+            bound.decodes_to = address
+        else:
+            bound.decodes_to = 0
+            self._bind_tensors(bound.binding, embedded, outputs, last.astype(np.int32), np.array(last.max() + 1, np.int32), logits, hidden)
+        self._session.run_with_iobinding(bound.binding)
 
-    def _binding(self, first: int, count: int, gives_hidden: bool) -> Any:
-        """A binding with the cache of some slots in place, as what is read and as what is written. What is bound once stays bound, so those that give
-        hidden states are others."""
+    def _bind_tensors(
+        self, binding: Any, embedded: NDArray[np.float32], outputs: NDArray[np.intp], last: NDArray[np.int32], total: NDArray[np.int32],
+        logits: NDArray[np.float32], hidden: NDArray[np.float32] | None,
+    ) -> None:  # fmt: skip
+        value = self._library.OrtValue.ortvalue_from_numpy
+        inputs = {"embedded": embedded, "output_rows": outputs.astype(np.int64), "seqlens_k": last, "total_sequence_length": total}
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, value(array))
+        for name, target in {"logits": logits, **({} if hidden is None else {"hidden": hidden})}.items():
+            binding.bind_ortvalue_output(name, value(target[np.newaxis]))
+
+    def _binding(self, first: int, count: int, gives_hidden: bool) -> _DecodeBinding:
+        """The cache of some slots is bound as what is read and as what is written. What is bound once stays bound, so bindings that give hidden states are
+        others."""
         if (first, count, gives_hidden) not in self._bindings:
             if len(self._bindings) >= _KEPT_BINDINGS:
                 self._bindings.clear()
@@ -196,7 +221,8 @@ class OnnxBackend:
                 tensor = self._library.OrtValue.ortvalue_from_numpy(array)
                 binding.bind_ortvalue_input(f"past_key_values.{name}", tensor)
                 binding.bind_ortvalue_output(f"present.{name}", tensor)
-            self._bindings[first, count, gives_hidden] = binding
+            bound = _DecodeBinding(binding, np.empty((count, 1, self.program.width), np.float32), np.empty(count, np.int32))
+            self._bindings[first, count, gives_hidden] = bound
         return self._bindings[first, count, gives_hidden]
 
     def _embedded(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -204,11 +230,15 @@ class OnnxBackend:
         return format_by_name(self._table.format_name).decode_rows(self._file.tensor_blocks(self._table.name)[token_ids])
 
 
-def _runs(step: Step, slots: NDArray[np.intp]) -> list[Run]:
-    """The calls that a step takes: sequences with several rows one by one, those with one row together where their slots are neighbours."""
+def _runs(step: Step, slots: NDArray[np.intp], rows_at_once: int) -> list[Run]:
+    """The calls that a step takes: sequences with several rows one by one and so many at once, those with one row together where their slots are neighbours."""
     counts = np.bincount(step.sequence, minlength=len(slots))
     starts = np.concatenate([[0], np.cumsum(counts)])
-    runs = [Run(int(slots[index]), 1, np.arange(starts[index], starts[index + 1])) for index in np.flatnonzero(counts > 1)]
+    runs = [
+        Run(int(slots[index]), 1, np.arange(start, min(start + rows_at_once, starts[index + 1])))
+        for index in np.flatnonzero(counts > 1)
+        for start in range(starts[index], starts[index + 1], rows_at_once)
+    ]
     single = np.flatnonzero(counts == 1)
     single = single[np.argsort(slots[single])]
     for group in np.split(single, np.flatnonzero(np.diff(slots[single]) != 1) + 1):

@@ -35,8 +35,8 @@ class LoadPlan:
     cache_tokens: int
 
 
-def make_plan(program: Program, options: BackendOptions) -> LoadPlan:
-    """ONNX Runtime packs weights by itself; this is the arithmetic of what it will take."""
+def make_plan(program: Program, options: BackendOptions, in_pieces: bool) -> LoadPlan:
+    """ONNX Runtime packs weights by itself; this is the arithmetic of what it will take. `in_pieces`: a run takes ROWS_AT_ONCE rows at most."""
     available = host.available_memory()
     weights = {operation.weights[0].name: operation.weights[0] for operation in program.operations if operation.kind == "linear"}
     widened = widens(program)
@@ -45,7 +45,7 @@ def make_plan(program: Program, options: BackendOptions) -> LoadPlan:
     mapped = table.shape[0] * format_by_name(table.format_name).row_bytes(table.shape[1]) + sum(_mapped_bytes(weight, widened) for weight in weights.values())
     widest = max(value.width for operation in program.operations for value in operation.outputs if not value.per_output)
     heads = max(int(str(operation.attributes["heads"])) for operation in program.operations if operation.kind == "attention")
-    rows = max(min(options.maximum_step_rows, ROWS_AT_ONCE), options.maximum_sequences)
+    rows = max(min(options.maximum_step_rows, ROWS_AT_ONCE), options.maximum_sequences) if in_pieces else options.maximum_step_rows
     arena = 4 * rows * (6 * widest + heads * options.context) + 4 * MAXIMUM_OUTPUT_ROWS * program.vocabulary
 
     def memory(tokens: int) -> MemoryPlan:

@@ -4,6 +4,7 @@ the keys and values of new rows, which are written behind the old ones. `OnnxBac
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ class _Bound:
 class StandardOnnxBackend(OnnxBackend):
     """See the module, and `OnnxBackend` for the rest."""
 
+    rows_at_once = sys.maxsize  # every run looks at the whole cache
     _cache: GrowingCache
 
     def _make_cache(self, slots: int, length: int) -> GrowingCache:
