@@ -97,6 +97,7 @@ class Capabilities:
     output_kinds: frozenset[OutputKind] = frozenset({OutputKind.LOGITS})  # what a row of a step may ask for, beside nothing
     separate_rope_positions: bool = False  # rope positions may differ from slots
     kept_sequences: int = 0  # above 0 it is a `PrefixSharingBackend`, which can hold so many sequences beside `maximum_sequences` that run
+    copies_prefixes: bool = False  # what sequences share is held by each of them, so it is counted for each
     maximum_passes: int = 1  # of a burst; 1: it has none
     times_operations: bool = False  # it is a `ProfilingBackend`, and was loaded with `profile`
     placement: Placement | None = None  # of a graph that a provider runs

@@ -1,6 +1,6 @@
 """Prefix reuse over a backend that keeps its own cache: sequences that have ended stay in the backend, for others to begin with. The scheduler owns this.
 
-Pages are only counted here. A page that two sequences share is held by both, as the backend's cells are.
+Pages are only counted here. A page that two sequences share is held by both, as the backend's cells are, unless the backend copies it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class KeptSequences:
 
     def __init__(self, backend: PrefixSharingBackend, pool: PagePool, limit: int) -> None:
         self._backend = backend
+        self._copies = backend.capabilities.copies_prefixes
         self._pool = pool
         self._limit = limit
         self._kept: list[KeptSequence] = []
@@ -76,12 +77,18 @@ class KeptSequences:
             self._kept.append(best.holder)
         return best
 
-    def hold(self, donor: Donor, table: PageTable) -> None:
-        """Counts the donor's pages for `table` as well."""
+    def hold(self, donor: Donor, table: PageTable) -> bool:
+        """Counts the donor's pages for `table` as well, or pages for a copy of them; False if there is no room for a copy."""
+        if self._copies:
+            if self._pool.available < donor.pages:
+                return False
+            table.append(self._pool.allocate(donor.pages))
+            return True
         pages = donor.holder.tables[0].ids[: donor.pages].tolist()
         for page in pages:
             self._pool.hold(page)
         table.append(pages)
+        return True
 
     def share(self, donor: Donor, sequence: Sequence) -> None:
         """Lets the sequence begin with what the donor holds, in the backend."""

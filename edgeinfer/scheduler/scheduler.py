@@ -147,10 +147,11 @@ class Scheduler:
         while True:
             tables = tuple(PageTable(np.full(16, -1, dtype=np.int32)) for _ in self._pools)
             matched = self._match(sequence, tables)
+            room = True
             if self._kept is not None and donor is not None:
-                self._kept.hold(donor, tables[0])
+                room = self._kept.hold(donor, tables[0])
                 matched = donor.pages * self._pools[0].page_size
-            if self._fits(sequence, tables):
+            if room and self._fits(sequence, tables):
                 break
             for pool, table in zip(self._pools, tables, strict=True):
                 pool.release(table.clear())

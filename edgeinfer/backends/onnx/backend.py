@@ -64,6 +64,9 @@ class OnnxBackend:
     rows_at_once: ClassVar[int] = ROWS_AT_ONCE
     """Rows of a sequence that a run takes; the rest of a chunk follows in further runs."""
 
+    kept_sequences: ClassVar[int] = 8
+    """Sequences that have ended which the cache may hold beside those that run. Their memory counts as that of any other."""
+
     def __init__(self, library: Any, file: GGUFFile, program: Program, options: BackendOptions, plan: LoadPlan, made: MadeSession) -> None:
         self._library = library
         self._file = file
@@ -73,7 +76,8 @@ class OnnxBackend:
         self.program = program
         self.memory_plan = plan.memory
         self._session = made.session
-        self._cache = self._make_cache(options.maximum_sequences, _cache_length(options))
+        kept = min(options.maximum_sequences, self.kept_sequences)
+        self._cache = self._make_cache(options.maximum_sequences + kept, _cache_length(options))
         self._one_row = made.one_row
         self._logits = np.empty((MAXIMUM_OUTPUT_ROWS + made.one_row, program.vocabulary), np.float32)  # one more for an output that nobody wants
         self._hidden = np.empty((MAXIMUM_OUTPUT_ROWS + made.one_row, program.width), np.float32)
@@ -90,6 +94,8 @@ class OnnxBackend:
             description=f"ONNX Runtime {library.__version__}, {_described(made)}, {plan.threads.count} threads ({plan.threads.reason}), float32 cache",
             output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             placement=made.placement,
+            kept_sequences=kept,
+            copies_prefixes=True,
             warnings=(*made.warnings, *(() if options.cache_type == "f32" else (WIDE_CACHE,))),
         )
 
@@ -160,6 +166,12 @@ class OnnxBackend:
         if hidden is None:
             return StepOutputs(logits, made_rows)
         return StepOutputs(logits, made_rows[~wants_hidden], hidden=hidden, hidden_rows=made_rows[wants_hidden])
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """See `PrefixSharingBackend`. Keys and values are copied, which takes far less time than computing them."""
+        if self._closed:
+            raise EngineClosedError("the onnx backend was closed")
+        self._cache.copy(source, target, length)
 
     def release(self, sequence_ids: Sequence[int]) -> None:
         for identifier in sequence_ids:

@@ -56,6 +56,18 @@ class SlotCache:
             raise InvalidRequestError(f"a step starts at position {start} of a sequence of which the onnx backend holds {held} tokens")
         return slot
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """A new sequence `target` holds the first `length` tokens of `source`. Raises InvalidRequestError if it is not new, or if the source has fewer."""
+        held = self._lengths.get(self._slot_of.get(source, -1), 0)
+        if target in self._slot_of or not 0 < length <= held:
+            raise InvalidRequestError(
+                f"sequence {target} cannot take over {length} tokens of sequence {source}, of which the onnx backend holds {held}; the target must be new"
+            )
+        here, there = self._slot_of[source], self.slot(target, 0)
+        for _, _, array in self._regions:
+            array[there, :, :length] = array[here, :, :length]
+        self._lengths[there] = length
+
     def filled(self, slot: int, length: int) -> None:
         """The slot now holds so many tokens."""
         self._lengths[slot] = length
