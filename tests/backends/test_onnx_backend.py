@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer import Engine
+from edgeinfer import Engine, SamplingParams
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.load import load_backend
 from edgeinfer.backends.onnx import library
@@ -183,3 +183,25 @@ def test_neither_library_is_imported_before_it_is_needed() -> None:
     program = "import sys, edgeinfer.backends.onnx.backend, edgeinfer.backends.onnx.export; sys.exit('onnxruntime' in sys.modules or 'onnx' in sys.modules)"
     root = str(Path(__file__).resolve().parents[2])
     assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": root}).returncode == 0
+
+
+@pytest.mark.onnx
+def test_a_prefix_is_copied_to_new_sequences_alone_and_counted_for_each(tmp_path: Path) -> None:
+    backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf"), OPTIONS)
+    driver = Driver(backend)
+    tokens = _tokens(64)
+    driver.run(Rows(1, 0, tokens, outputs=1))
+    for source, target, length in ((7, 2, 32), (1, 2, 65), (1, 2, 0), (1, 1, 32)):
+        with pytest.raises(InvalidRequestError, match="cannot take over"):
+            backend.share_prefix(source, target, length)
+    backend.share_prefix(1, 2, 32)
+    changed = driver.run(Rows(1, 0, _tokens(40, 5), outputs=1))[0]
+    again = driver.run(Rows(2, 32, tokens[32:], outputs=1))[0]
+    assert distance(again, driver.whole(3, tokens)[-1:]) < 1e-4 and distance(changed, again) > 0.01
+    backend.close()
+    with Engine.load(tmp_path / "model.gguf", backend="onnx", context=96, threads=1, cache_tokens=192) as engine:
+        first = engine.generate(tokens, SamplingParams(max_tokens=4, ignore_eos=True))
+        second = engine.generate(tokens, SamplingParams(max_tokens=4, ignore_eos=True))
+        assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 32) and first.token_ids == second.token_ids
+        engine._loop.scheduler.check()
+        assert len(engine._loop.scheduler._kept) == 2 and engine._loop.scheduler._pools[0].used == 6  # three pages each, and none is shared
