@@ -30,6 +30,7 @@ class StandardOnnxBackend(OnnxBackend):
     """See the module, and `OnnxBackend` for the rest."""
 
     rows_at_once = sys.maxsize  # every run looks at the whole cache
+    kept_sequences = 0  # a long one would make it longer for all
     _cache: GrowingCache
 
     def _make_cache(self, slots: int, length: int) -> GrowingCache:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeinfer.backends.onnx.matrices import BlockMatrix, Codes, Floats, MatrixForm, block_matrix, matrix_form
 from edgeinfer.model.program import Program
@@ -105,4 +104,4 @@ def _with_zero_points(matrix: BlockMatrix) -> ZeroPointMatrix:
         with np.errstate(invalid="ignore"):
             codes[far] = (np.rint(values / divisors) + 128).astype(np.uint8)
         points[far] = 128
-    return ZeroPointMatrix(codes.reshape(rows, -1), scales, points)
+    return ZeroPointMatrix(codes.reshape(rows, -1), scales.astype(np.float32, copy=False), points)
