@@ -150,7 +150,7 @@ def _target(found: Found, request: ProviderRequest, reason: str = "") -> Target:
     matching = [device for device in devices if request.device in (None, device.kind)]
     if not matching:
         offered = ", ".join(f"{device.kind} ({device.description})" for device in devices)
-        raise ProviderError(f"the provider {found.name} has no device of the kind {request.device!r} on this machine; it offers {offered}")
+        raise ProviderError(f"the provider {found.name} has no device of the kind {request.device!r} on this machine; it offers {offered}; leave device out")
     chosen = matching[0]
     if request.device is not None and not _can_choose(found, chosen):
         raise ProviderError(f"edgeinfer cannot tell the provider {found.name} which device to take; leave device out, and use the provider's own options")

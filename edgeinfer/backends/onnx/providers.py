@@ -51,7 +51,7 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             ),
             Provider(
                 "openvino", "OpenVINOExecutionProvider", "opset21",
-                "measured with onnxruntime-openvino 1.24 on a CPU: it takes all of opset21, refuses opset23, and leaves attention of cpu to the CPU provider",
+                "measured with onnxruntime-openvino 1.24 on a CPU: it runs every node of opset21, and fewer of the other dialects",
                 "pip install onnxruntime-openvino, into an environment of its own (it replaces onnxruntime); or, for Intel's devices only, the plugin: "
                 "pip install onnxruntime-ep-openvino, beside onnxruntime",
                 "Linux and Windows on x86-64", ("onnxruntime_ep_openvino",), thread_option="num_of_threads",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
 
 _FATAL = 4  # of ONNX Runtime's levels of severity: errors come as exceptions, they need not be printed too
+_WHERE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(cc|cpp|h):\d+ [^/]*?\) (?=[A-Z\[/])")
+"""Where in ONNX Runtime's own source something went wrong: it stands before the reason."""
+_REASON_LENGTH = 600
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT)
 
 
@@ -103,15 +107,16 @@ def _session(library: Any, model: str | bytes, options: Any, threads: int, targe
 
 
 def _refusal(library: Any, target: Target, error: Exception) -> EdgeInferError:
-    reason = " ".join(str(error).split())
+    reason = _WHERE.sub("", " ".join(str(error).split()))
+    reason = reason if len(reason) <= _REASON_LENGTH else f"{reason[: _REASON_LENGTH // 2]} ... {reason[-_REASON_LENGTH // 2 :]}"
     if target.is_cpu:
         return EdgeInferError(f"ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}: {reason}")
     entry = PROVIDERS.get(target.name)
     known = f"; it is known to take {entry.dialect}" if entry is not None and entry.dialect != target.dialect else ""
-    options = ",".join(f"{key}={value}" for key, value in target.options.items()) or "no options"
+    options = ",".join(f"{key}={value}" for key, value in target.options.items())
     return ProviderError(
-        f"the provider {target.name} on {target.device} ({options}) of ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}"
-        f"{known}: {reason}"
+        f"the provider {target.name} on {target.device} of ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}"
+        f"{f' with the options {options}' if options else ''}{known}: {reason}"
     )
 
 
