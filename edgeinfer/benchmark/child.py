@@ -105,9 +105,20 @@ def serve(fields: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
         for line in requests:
             print(json.dumps(answer(runner, fields["model"], json.loads(line))), file=answers, flush=True)
     except Exception as error:  # the parent shows it to the user
-        failure = {"error": f"{type(error).__name__}: {error}"}
+        failure = {"error": told(error)}
         code = getattr(error, "exit_code", None)
         print(json.dumps(failure if code is None else {**failure, "exit_code": code}), file=answers, flush=True)
+
+
+def told(error: Exception) -> str:
+    """An error for people: ours, known here by name alone, say everything themselves; a library that is not there needs a remedy."""
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"{sys.executable} has no {error.name}; `make bench-peers` in a checkout makes an environment for each peer, "
+            "and --peer-python names another Python"
+        )
+    ours = any(kind.__name__ == "EdgeInferError" for kind in type(error).__mro__)
+    return str(error) if ours else f"{type(error).__name__}: {error}"
 
 
 def main() -> None:

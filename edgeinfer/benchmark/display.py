@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgeinfer.benchmark.results import PREFILL, BenchmarkResult, StepProfile, ThreadsResult
+from edgeinfer.core.tables import new_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,17 +55,9 @@ def _print_roofline(run: ThreadsResult, console: Console) -> None:
         console.print(f"{'machine':<18} {line}", highlight=False, markup=False)
 
 
-def _table(title: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    return table
-
-
 def _speeds(title: str, run: ThreadsResult) -> Table:
     """A row for each measurement, so that any number of them fits: per engine its speed and what share of the machine's limit that is."""
-    table = _table(title)
+    table = new_table(title)
     table.add_column("measurement", no_wrap=True)
     for engine in run.engines:
         table.add_column(engine.replace("-", "\n"), justify="right")
@@ -91,7 +84,9 @@ def _speed(run: ThreadsResult, engine: str, name: str) -> str:
 
 
 def _memory(run: ThreadsResult) -> Table:
-    table = _table("memory in MB: private at its peak, and the file pages (code, weights) that answering reads; seconds to import and load, compiling included")
+    table = new_table(
+        "memory in MB: private at its peak, and the file pages (code, weights) that answering reads; seconds to import and load, compiling included"
+    )
     for column in ("engine", "private", "file pages", "together", "to ours", "peak resident size", "loading"):
         table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
     ours = run.engines[run.base].memory.peak
@@ -104,9 +99,11 @@ def _memory(run: ThreadsResult) -> Table:
 
 def print_profile(profile: StepProfile, threads: int, console: Console) -> None:
     """A row for each kind of operation: its time in a step, its rates, and the share of the roofline: the time that the limits allow over its own."""
+    from rich.markup import escape
+
     limits = f"the machine reads {profile.limits.best_read / 1e9:,.1f} GB/s and computes {profile.limits.int8 / 1e9:,.0f} GOPS"
     steps = f"{profile.steps} step{'s' if profile.steps > 1 else ''} of {profile.seconds / profile.steps * 1e6:,.0f} us"
-    table = _table(f"{profile.title} tokens, {_threads(threads)}: {steps}; {limits}")
+    table = new_table(f"{profile.title} tokens, {_threads(threads)}: {steps}; {limits}")
     for column in ("operation", "calls\na step", "us\na step", "share", "GOPS", "GB/s", "of the\nroofline"):
         table.add_column(column, justify="left" if column == "operation" else "right", no_wrap=column != "operation")
     for row in profile.rows:
@@ -114,6 +111,6 @@ def print_profile(profile: StepProfile, threads: int, console: Console) -> None:
         fraction = f"{row.fraction:.0%}" if row.fraction is not None else ""
         form = row.kernel.rsplit("_linear_", 1)[-1]  # the format that the kernel was compiled for
         name = row.operation.replace("blk.*.", "").removesuffix(".weight") + (f" ({form})" if form != row.kernel else "")
-        table.add_row(name, str(row.calls), f"{row.seconds * 1e6:,.1f}", f"{row.share:.1%}", *rates, fraction)
+        table.add_row(escape(name), str(row.calls), f"{row.seconds * 1e6:,.1f}", f"{row.share:.1%}", *rates, fraction)
     table.add_row("outside of operations", "", f"{profile.outside * 1e6:,.1f}", "", "", "", "")
     console.print(table)

@@ -1,22 +1,14 @@
-"""What a benchmark found, summed up: medians over rounds, ratios to a peer, fractions of the machine's limits, and the record that is written to a file.
+"""What a benchmark found, summed up: medians over rounds, ratios to a peer, fractions of the machine's limits, and the object of `--json`.
 
 Pure functions and records. A `BenchmarkResult` has one `ThreadsResult` for each number of threads; that has an `EngineResult` for each engine.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-from edgeinfer.core import host
-from edgeinfer.core.errors import EdgeInferError
 
 OURS = "edgeinfer"
 """Our engine on the backend numba. On another backend it is called `edgeinfer-BACKEND`: see `engine_on`."""
@@ -375,39 +367,3 @@ class BenchmarkResult:
             "measurements": measurements,
             "runs": [run.to_json() for run in self.runs],
         }
-
-
-def machine() -> dict[str, Any]:
-    """Processor, usable cores, caches, memory, system and load of this machine."""
-    cores = host.usable_cores()
-    return {
-        "processor": host.processor_name(),
-        "usable_cores": cores.count,
-        "usable_cores_reason": cores.reason,
-        "last_level_cache_bytes": max((cache.size for cache in host.caches()), default=None),
-        "memory_bytes": host.total_memory(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "load_average": round(os.getloadavg()[0], 2),
-    }
-
-
-def commit(folder: Path) -> str | None:
-    """The commit of the checkout that holds `folder`, with `+` for uncommitted changes; None outside a checkout."""
-    try:
-        run = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-        changed = subprocess.run(["git", "-C", str(folder), "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
-def write_result(result: BenchmarkResult, folder: Path) -> Path:
-    """Writes the result as DATE-MODEL.json into `folder`, which is made if need be; a second run of a day replaces the first."""
-    path = folder / f"{result.date[:10]}-{result.model}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise EdgeInferError(f"cannot write {path}: {error.strerror}; choose another folder with --write") from error
-    return path

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.backends.numba.work import work_of_file
-from edgeinfer.benchmark import results
+from edgeinfer.benchmark import record
 from edgeinfer.benchmark.peers.runner import Start
 from edgeinfer.benchmark.process import Child
 from edgeinfer.benchmark.results import (
@@ -128,8 +128,8 @@ def run_benchmark(model: Path, options: BenchmarkOptions, progress: Callable[[st
         work=work,
         runs=runs,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        machine=results.machine(),
-        commit=results.commit(Path(__file__).parent),
+        machine=record.machine(),
+        commit=record.commit(Path(__file__).parent),
     )
 
 
@@ -160,7 +160,7 @@ def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str
             except BackendUnavailableError as error:
                 if engine == ours[0]:
                     raise
-                missing[engine] = str(error)
+                missing[engine] = str(error).removeprefix(f"{engine}: ")
         vocabulary = min(team.description["vocabulary"] for team in teams.values() if team.description["vocabulary"])
         if options.search:
             for engine, team in teams.items():

@@ -35,18 +35,17 @@ def bench(
 
     What is measured of several backends in one run is kept on this machine, and `--backend auto` chooses by it.
     """
-    from rich.console import Console
-
     from edgeinfer.backends.choice import parse_backends
     from edgeinfer.backends.onnx.providers import check_provider
     from edgeinfer.benchmark.comparisons import keep_comparisons
     from edgeinfer.benchmark.display import print_result
     from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
-    from edgeinfer.benchmark.results import write_result
+    from edgeinfer.benchmark.record import check_folder, write_result
     from edgeinfer.benchmark.rounds import BenchmarkOptions, run_benchmark
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import note, print_json
     from edgeinfer.core.host import worker_threads
+    from edgeinfer.core.tables import report_console
 
     check_provider(provider, min_share)  # before processes are started, which could only fail for it
     wanted = BenchmarkOptions(
@@ -63,18 +62,22 @@ def bench(
         provider=provider,
         minimum_share=min_share,
     )
+    for count in wanted.threads:
+        worker_threads(count)
     path = resolve_model(model)
+    if write is not None:  # before minutes are spent on measuring
+        check_folder(write)
     if plot is not None:
         from edgeinfer.benchmark.plot import check_plot
 
-        check_plot(plot)  # before minutes are spent on measuring
+        check_plot(plot)
     result = run_benchmark(path, wanted, note)
     kept = keep_comparisons(result, path) if provider is None else []  # auto takes the backend onnx on its default provider
     if profile:
         from edgeinfer.benchmark.profile import with_profiles
 
         result = with_profiles(result, path, max(wanted.prompt_lengths), decode_tokens, note)
-    print_result(result, Console(stderr=as_json))
+    print_result(result, report_console(stderr=as_json))
     for sentence in kept:
         note(f"edgeinfer: {sentence}")
     if write is not None:

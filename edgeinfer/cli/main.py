@@ -11,7 +11,7 @@ from edgeinfer.cli.batch import batch
 from edgeinfer.cli.bench import bench
 from edgeinfer.cli.chat import chat
 from edgeinfer.cli.compile import compile_model
-from edgeinfer.cli.console import guarded, prepare_streams
+from edgeinfer.cli.console import guarded, note, prepare_streams
 from edgeinfer.cli.doctor import doctor
 from edgeinfer.cli.export import export
 from edgeinfer.cli.inspect import inspect
@@ -20,6 +20,7 @@ from edgeinfer.cli.pull import pull
 from edgeinfer.cli.run import run
 from edgeinfer.cli.tokenize import tokenize
 from edgeinfer.cli.verify import verify
+from edgeinfer.core import env
 from edgeinfer.core.version import __version__
 
 app = typer.Typer(
@@ -66,6 +67,8 @@ for _name, _command in COMMANDS.items():
 def main() -> None:
     """Run the command line; ends the process with an exit code: 0, 1 (failed), 2 (wrong input), 3 (memory), 130 (Ctrl-C), 141 (reader gone)."""
     prepare_streams()
+    for sentence in env.misspelt():
+        note(f"edgeinfer: warning: {sentence}")
     guarded(app)()  # commands are guarded themselves, before typer sees their errors; this is for help, version and wrong usage
 
 

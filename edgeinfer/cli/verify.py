@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def verify(
     model: options.Model,
-    tokens: Annotated[int, typer.Option("--tokens", help="tokens of running text to compare, at least; some hundreds are too few for perplexities")] = 2112,
+    tokens: Annotated[int, typer.Option("--tokens", help="tokens of running text to compare, at least; perplexities are judged from 1000 on")] = 2112,
     greedy_tokens: Annotated[int, typer.Option("--greedy-tokens", help="tokens to generate after each of ten prompts")] = 64,
     backend: options.BackendName = "numba",
     backends: Annotated[str | None, typer.Option("--backends", help="compare these, with commas between, each with the float64 reference")] = None,
@@ -34,12 +34,11 @@ def verify(
 
     Ends with 0 when every bar that could be judged holds, and with 1 when one is missed.
     """
-    from rich.console import Console
-
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import print_json
     from edgeinfer.cli.stages import StageReporter
     from edgeinfer.core.errors import InvalidRequestError
+    from edgeinfer.core.tables import report_console
     from edgeinfer.verify.display import print_report
     from edgeinfer.verify.run import VerifyOptions, verify_model
 
@@ -58,7 +57,7 @@ def verify(
     path = resolve_model(model)
     with StageReporter() as reporter:
         found = verify_model(path, wanted, reporter.stage)
-    print_report(found, Console(stderr=as_json))
+    print_report(found, report_console(stderr=as_json))
     if as_json:
         print_json(found.to_json())
     if not found.holds:
@@ -67,11 +66,10 @@ def verify(
 
 def _verify_backends(model: str, wanted: BackendsOptions, report: Path | None, as_json: bool) -> None:
     """Verify with --backends."""
-    from rich.console import Console
-
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import note, print_json
     from edgeinfer.cli.stages import StageReporter
+    from edgeinfer.core.tables import report_console
     from edgeinfer.verify.backends import verify_backends
     from edgeinfer.verify.backends_display import print_backends
     from edgeinfer.verify.html import check_writable, write_html
@@ -81,7 +79,7 @@ def _verify_backends(model: str, wanted: BackendsOptions, report: Path | None, a
         check_writable(report)
     with StageReporter() as reporter:
         found = verify_backends(path, wanted, reporter.stage)
-    print_backends(found, Console(stderr=as_json))
+    print_backends(found, report_console(stderr=as_json))
     if report is not None:
         write_html(found, report)
         note(f"written to {report}")

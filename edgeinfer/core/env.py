@@ -44,6 +44,22 @@ def value(name: str, environment: Mapping[str, str] | None = None) -> str | None
     return found or None
 
 
+_PREFIX = "EDGEINFER_"
+
+
+def misspelt(environment: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence for each variable that is set, begins like one of ours and is none: it changes nothing, which whoever set it does not know."""
+    names = sorted(name for name in (os.environ if environment is None else environment) if name.startswith(_PREFIX) and name not in _BY_NAME)
+    return [f"the environment variable {name} is not one that edgeinfer reads; {_remedy(name)}" for name in names]
+
+
+def _remedy(name: str) -> str:
+    import difflib  # takes a while to import, and is hardly ever needed
+
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX), [known.removeprefix(_PREFIX) for known in _BY_NAME], n=1)
+    return f"did you mean {_PREFIX}{close[0]}?" if close else "`edgeinfer doctor` lists those that are read"
+
+
 def positive_integer(name: str, environment: Mapping[str, str] | None = None) -> int | None:
     """The value of a variable as a whole number of at least 1, or None when unset. Raises InvalidRequestError for anything else."""
     text = value(name, environment)

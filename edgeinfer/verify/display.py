@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edgeinfer.core.tables import new_table
 from edgeinfer.verify.greedy import GreedyComparison
 from edgeinfer.verify.metrics import Agreement
 from edgeinfer.verify.report import ORACLE, OURS, PAIRS, REFERENCE, Bar, VerifyReport
@@ -92,20 +93,14 @@ def _greedy_table(greedy: tuple[GreedyComparison, ...]) -> Table:
     return table
 
 
-def new_table(title: str) -> Table:
-    """An empty table in the style of verify."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-
-
 def bar_table(model: str, bars: Sequence[Bar]) -> Table:
     """The bars of a report, and whether they hold."""
+    from rich.markup import escape
+
     found = new_table(f"Bars for {model}")
     for column in ("bar", "holds", "found"):
         found.add_column(column)
     for bar in bars:
         verdict = {True: "[green]yes[/green]", False: "[bold red]NO[/bold red]", None: "not judged"}[bar.holds]
-        found.add_row(bar.name, verdict, bar.detail)
+        found.add_row(escape(bar.name), verdict, escape(bar.detail))
     return found

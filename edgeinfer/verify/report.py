@@ -17,11 +17,13 @@ PAIRS: tuple[Pair, ...] = ((REFERENCE, OURS), (REFERENCE, ORACLE), (ORACLE, OURS
 
 KL_LIMIT = 0.02  # nats: a reference further than this from llama.cpp computes another model
 PERPLEXITY_LIMIT = 0.01  # relative
+PERPLEXITY_TOKENS = 1000
+"""From so many on a perplexity is judged: by chance it is sqrt(2 KL / tokens) apart, which is 0.3 % then and 1.3 % for 60 (KL 0.005)."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One promise and whether it holds; None when what it needs was not there (no oracle)."""
+    """One promise and whether it holds; None when what it needs was not there (an oracle, tokens enough)."""
 
     name: str
     holds: bool | None
@@ -101,10 +103,13 @@ def below(name: str, value: float, limit: float) -> Bar:
 
 
 def perplexity_bar(found: Agreement, engine: str, label: str) -> Bar:
-    """An engine's perplexity must be near the reference's."""
+    """An engine's perplexity must be near the reference's, where there are tokens enough to tell."""
     reference, other = found.perplexity[REFERENCE], found.perplexity[engine]
     apart = other / reference - 1
-    return Bar(f"perplexity of {label} within {PERPLEXITY_LIMIT:.0%} of the reference", abs(apart) <= PERPLEXITY_LIMIT, f"{apart:+.3%}")
+    name, detail = f"perplexity of {label} within {PERPLEXITY_LIMIT:.0%} of the reference", f"{apart:+.3%}"
+    if found.positions < PERPLEXITY_TOKENS:
+        return Bar(name, None, f"{detail}; {found.positions} tokens are too few, {PERPLEXITY_TOKENS} are needed")
+    return Bar(name, abs(apart) <= PERPLEXITY_LIMIT, detail)
 
 
 def _greedy_bars(greedy: tuple[GreedyComparison, ...] | None) -> list[Bar]:

@@ -17,6 +17,7 @@ from edgeinfer.benchmark import child as child_module
 from edgeinfer.benchmark.comparisons import comparison, keep_comparisons
 from edgeinfer.benchmark.memory import PrivateMemory, private_bytes
 from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
+from edgeinfer.benchmark.record import check_folder, write_result
 from edgeinfer.benchmark.results import (
     BenchmarkResult,
     EngineResult,
@@ -28,12 +29,11 @@ from edgeinfer.benchmark.results import (
     Work,
     backend_of,
     engine_on,
-    write_result,
 )
 from edgeinfer.benchmark.roofline import roofline_between
 from edgeinfer.benchmark.rounds import PEERS, BenchmarkOptions, prompt_ids, run_benchmark
 from edgeinfer.benchmark.settings import alternatives
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, StorageError
 from edgeinfer.gguf.reader import GGUFFile
 from tests.support.tiny_models import tiny_llama
 
@@ -101,9 +101,23 @@ def test_the_record_holds_rounds_versions_and_machine(tmp_path: Path) -> None:
     assert run["ratios"] == {"llamacpp": {"prefill 512": 2.0, "decode 96 x 8": 2.0}}
     assert run["missing"] == {"ik_llamacpp": "why"} and run["threads"] == 2
     assert run["roofline"]["read_bytes_per_second"] == 30 and run["roofline"]["int8_operations_per_second_one_core"] == 4
+
+
+def test_a_folder_that_takes_no_record_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    check_folder(tmp_path / "made" / "for it")
+    assert list((tmp_path / "made" / "for it").iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(EdgeInferError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write .*file: .*--write"):
+        check_folder(tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot write .*2030-01-02-m.json: .*--write"):
         write_result(_result(), tmp_path / "file")
+
+
+def test_what_a_child_says_of_its_end_is_for_people() -> None:
+    assert child_module.told(BackendUnavailableError("onnxruntime is missing; install it")) == "onnxruntime is missing; install it"
+    assert child_module.told(RuntimeError("deep inside")) == "RuntimeError: deep inside"
+    missing = child_module.told(ModuleNotFoundError("No module named 'ik_llama_cpp'", name="ik_llama_cpp"))
+    assert "has no ik_llama_cpp" in missing and sys.executable in missing and "make bench-peers" in missing and "--peer-python" in missing
 
 
 def test_options_are_read_and_refused() -> None:
@@ -338,7 +352,7 @@ def test_a_missing_peer_is_named_and_a_missing_engine_of_ours_ends_the_run(tmp_p
     assert list(found.engines) == ["edgeinfer"] and found.roofline is None and found.fraction("edgeinfer", "decode 96") is None
     assert "ended with code 3" in found.missing["llamacpp"] and "it said: no such model" in found.missing["llamacpp"]
     assert "No such file" in found.missing["ik_llamacpp"]
-    assert found.missing["openvino"] == "openvino: it does not read this file"
+    assert found.missing["openvino"] == "it does not read this file"
     with pytest.raises(BackendUnavailableError, match="edgeinfer"):
         run_benchmark(model, BenchmarkOptions(threads=(1,), peers=(), interpreters={"edgeinfer": broken}))
 

@@ -98,6 +98,12 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 130
 
 
+def test_a_misspelt_variable_is_named_before_the_result() -> None:
+    ran = shell('"$@" --version', EDGEINFER_HOM="/x")
+    assert ran.returncode == 0 and ran.stdout.startswith(b"edgeinfer ")
+    assert ran.stderr == b"edgeinfer: warning: the environment variable EDGEINFER_HOM is not one that edgeinfer reads; did you mean EDGEINFER_HOME?\n"
+
+
 def test_version() -> None:
     from edgeinfer.core.version import __version__
 

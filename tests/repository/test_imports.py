@@ -59,7 +59,7 @@ OWNERS = {
     "jinja2": ("edgeinfer/chat/",),
     "huggingface_hub": ("edgeinfer/pull.py",),
     "typer": ("edgeinfer/cli/",),
-    "rich": ("edgeinfer/cli/", "edgeinfer/verify/display", "edgeinfer/verify/backends_display", "edgeinfer/benchmark/display"),
+    "rich": ("edgeinfer/cli/", "edgeinfer/core/tables", "edgeinfer/verify/display", "edgeinfer/verify/backends_display", "edgeinfer/benchmark/display"),
     "matplotlib": ("edgeinfer/benchmark/plot",),
     "fastapi": ("edgeinfer/server/",),
     "numba": ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/executor/", "kernels_numba/layouts/"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgeinfer.verify.greedy import compare_all_greedy, compare_greedy
-from edgeinfer.verify.report import KL_LIMIT, ORACLE, OURS, PAIRS, REFERENCE, VerifyReport
+from edgeinfer.verify.report import KL_LIMIT, ORACLE, OURS, PAIRS, PERPLEXITY_TOKENS, REFERENCE, VerifyReport, perplexity_bar
 from edgeinfer.verify.teacher_forcing import Chunk, TeacherForcing, teacher_force
 from edgeinfer.verify.token_ids import TokenIds, compare_token_ids
 from tests.verify.fakes import FakeEngine
@@ -108,6 +109,13 @@ def test_the_bars_hold_for_small_errors_and_say_what_was_missed() -> None:
     missed = {bar.name for bar in _report(0.5, 1.0).bars() if bar.holds is False}
     assert f"KL(reference || llama.cpp) below {KL_LIMIT} nats" in missed
     assert not _report(0.01, 0.02, equal=False).holds
+
+
+@pytest.mark.parametrize(("tokens", "ours", "holds"), [(60, 1.2, None), (60, 1.001, None), (PERPLEXITY_TOKENS, 1.2, False), (PERPLEXITY_TOKENS, 1.001, True)])
+def test_a_perplexity_is_judged_only_where_there_are_tokens_enough(tokens: int, ours: float, holds: bool | None) -> None:
+    found = replace(_forced(0.01, 0.02).total, positions=tokens, perplexity={REFERENCE: 20.0, OURS: 20.0 * ours})
+    bar = perplexity_bar(found, OURS, "ours")
+    assert bar.holds is holds and bar.detail.startswith(f"{ours - 1:+.3%}") and ("60 tokens are too few" in bar.detail) == (tokens == 60)
 
 
 def test_the_json_object_has_the_promised_keys() -> None:
