@@ -46,6 +46,10 @@ class InvalidRequestError(EdgeInferError, ValueError):
     exit_code = 2
 
 
+class UnsupportedOptionError(InvalidRequestError):
+    """An option that the chosen backend does not have, though others may: a cache type, an instruction set. `--backend auto` goes on to the next one."""
+
+
 class ContextLengthError(InvalidRequestError):
     """The prompt does not fit the context. Holds both numbers."""
 
