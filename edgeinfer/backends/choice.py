@@ -20,7 +20,14 @@ from typing import Any
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.backends.load import BACKENDS, known_backends, load_backend, refuse_provider
 from edgeinfer.core import host
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, UnknownChoiceError, UnsupportedModelError
+from edgeinfer.core.errors import (
+    BackendUnavailableError,
+    EdgeInferError,
+    InvalidRequestError,
+    UnknownChoiceError,
+    UnsupportedModelError,
+    UnsupportedOptionError,
+)
 from edgeinfer.core.home import measurements_path
 from edgeinfer.core.version import __version__
 from edgeinfer.gguf.reader import GGUFFile
@@ -159,7 +166,7 @@ def candidates(file: GGUFFile, threads: int | None) -> tuple[list[str], str]:
 
 
 def load_auto(model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None, file: GGUFFile) -> tuple[Backend, Choice]:
-    """Loads the fastest backend that runs, and says which and why; a faster one that does not run here is named with its reason.
+    """Loads the fastest backend that runs, and says which and why; a faster one that does not run here, or not with these options, is named with its reason.
 
     `file` is the opened model, taken over as by `load_backend`. Raises BackendUnavailableError when no backend runs, with every reason.
     """
@@ -170,7 +177,7 @@ def load_auto(model: Path, options: BackendOptions, progress: Callable[[int, int
     for backend in order:
         try:
             loaded = load_backend(backend, model, options, progress, handed_over)
-        except (BackendUnavailableError, UnknownChoiceError, UnsupportedModelError) as error:
+        except (BackendUnavailableError, UnknownChoiceError, UnsupportedModelError, UnsupportedOptionError) as error:
             failures[backend] = error
             handed_over = None
             continue

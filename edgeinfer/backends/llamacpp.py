@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
 from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason
 from edgeinfer.core import host
-from edgeinfer.core.errors import EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError
+from edgeinfer.core.errors import EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError, UnsupportedOptionError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 
@@ -57,7 +57,7 @@ class LlamaCppBackend:
         """
         library = load_library()
         if options.instruction_set is not None:
-            raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the llamacpp backend chooses its own; leave it out")
+            raise UnsupportedOptionError(f"instruction_set is {options.instruction_set!r}, but the llamacpp backend chooses its own; leave it out")
         forget_log()
         parameters = library.llama_model_default_params()
         parameters.n_gpu_layers = 0

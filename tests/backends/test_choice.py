@@ -106,6 +106,22 @@ def test_what_does_not_run_is_passed_over_by_name(tiny: Path, monkeypatch: pytes
     assert told.endswith("; not numba: no numba here; not onnx: no onnx here")
 
 
+@pytest.mark.onnx
+def test_a_faster_backend_without_the_cache_type_is_passed_over(tiny: Path) -> None:
+    with GGUFFile.open(tiny) as file:
+        keep(file, replace(FAST_PROMPTS, speeds={"onnx": Speed(0.001, 0.001), "numba": Speed(0.002, 0.002)}))
+    with Engine.load(tiny, backend="auto", context=64, threads=1) as engine:
+        assert (engine.backend_choice or "").startswith("backend auto is onnx")
+    with Engine.load(tiny, backend="auto", context=64, threads=1, cache_type="q8_0") as engine:
+        told = engine.backend_choice or ""
+    assert told.startswith("backend auto is numba") and "; not onnx: cache_type is 'q8_0', but the cache of the onnx backend is float32" in told
+
+
+def test_input_that_no_backend_could_take_is_not_passed_over(tiny: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="cache_type is 'f8'"):
+        Engine.load(tiny, backend="auto", context=64, cache_type="f8")
+
+
 def test_where_none_runs_every_reason_is_given(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _only(monkeypatch, ())
     with pytest.raises(BackendUnavailableError, match="numba: no numba here; onnx: no onnx here; llamacpp: no llamacpp here"):

@@ -23,7 +23,7 @@ from edgeinfer.backends.onnx.plan import ROWS_AT_ONCE, TOKENS_PER_PAGE, LoadPlan
 from edgeinfer.backends.onnx.provider_search import CPU_TARGET, Target, automatic_targets, target_of
 from edgeinfer.backends.onnx.providers import AUTO, checked_share, parse_provider
 from edgeinfer.backends.onnx.session import MadeSession, make_session
-from edgeinfer.core.errors import EngineClosedError, InvalidRequestError, NonFiniteError, ProviderError, UnsupportedModelError
+from edgeinfer.core.errors import EngineClosedError, NonFiniteError, ProviderError, UnsupportedModelError, UnsupportedOptionError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
@@ -104,7 +104,7 @@ class OnnxBackend:
         """Opens the file, plans, checks the plan against the memory that is available, and makes the graph and its session.
 
         The cache is float32: the provider has no attention over float16 keys with float32 queries. For f16, which is what is asked for by default, a
-        warning says so; another type is an InvalidRequestError. Raises BackendUnavailableError without onnxruntime or onnx, ProviderError for a provider
+        warning says so; another type is an UnsupportedOptionError. Raises BackendUnavailableError without onnxruntime or onnx, ProviderError for a provider
         that cannot be had or runs too little, UnsupportedModelError for what has no ONNX form, and the file's own errors.
         """
         request = parse_provider(options.provider) if options.provider is not None else None
@@ -112,9 +112,9 @@ class OnnxBackend:
         library = require_onnxruntime()
         require_onnx()
         if options.instruction_set is not None:
-            raise InvalidRequestError(f"instruction_set is {options.instruction_set!r}, but the onnx backend chooses its own; leave it out")
+            raise UnsupportedOptionError(f"instruction_set is {options.instruction_set!r}, but the onnx backend chooses its own; leave it out")
         if options.cache_type not in ("f16", "f32"):
-            raise InvalidRequestError(f"cache_type is {options.cache_type!r}, but the cache of the onnx backend is float32; leave it out, or use numba")
+            raise UnsupportedOptionError(f"cache_type is {options.cache_type!r}, but the cache of the onnx backend is float32; leave it out, or use numba")
         targets = [CPU_TARGET] if request is None else automatic_targets(library) if request.name == AUTO else [target_of(library, request)]
         for target in targets:
             emitter_of(target.dialect)  # refuses one that there is not before anything is read
