@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from edgeinfer.backends.onnx.library import require_onnxruntime
-from edgeinfer.backends.onnx.provider_search import OTHER_DIALECT, Found, MissingProviderError, found_providers
+from edgeinfer.backends.onnx.provider_search import OTHER_DIALECT, Found, MissingProviderError, found_providers, meant_for
 from edgeinfer.backends.onnx.providers import PROVIDERS
 from edgeinfer.core.errors import BackendUnavailableError, ProviderError
 
@@ -33,7 +33,7 @@ def _line(name: str, found: Found | ProviderError) -> str:
     dialect = f"dialect {entry.dialect} ({entry.evidence})" if entry is not None else f"dialect {OTHER_DIALECT} (not in edgeinfer's table)"
     devices = ", ".join(f"{device.kind} ({device.description})" for device in found.devices)
     if not devices:
-        return f"found ({found.origin}), but it has no device here{f'; it is for {entry.platforms}' if entry is not None else ''}"
+        return f"found ({found.origin}), but it has no device here{meant_for(found)}"
     return f"found ({found.origin}), devices: {devices}; {dialect}"
 
 

@@ -19,6 +19,7 @@ from edgeinfer.core.errors import ProviderError
 from edgeinfer.core.printable import printable
 
 _SUFFIX = "ExecutionProvider"
+BUILT_IN = "built in"
 _ACCELERATORS = ("npu", "gpu")
 OTHER_DIALECT = "opset21"  # for a provider that is not in the table: any takes standard operators
 
@@ -86,7 +87,7 @@ def find(library: Any, name: str, plugin: str | None = None) -> Found:
         path = _registered[runtime_name][0]
         return Found(name, runtime_name, path, _plugin_devices(library, runtime_name, path), entry)
     if runtime_name in library.get_available_providers():
-        return Found(name, runtime_name, "built in", _built_in_devices(library, entry), entry)
+        return Found(name, runtime_name, BUILT_IN, _built_in_devices(library, entry), entry)
     for module in entry.modules if entry is not None else ():
         if importlib.util.find_spec(module) is not None:
             path = _plugin_path(module)
@@ -146,7 +147,7 @@ def _can_choose(found: Found, device: Device) -> bool:
 def _target(found: Found, request: ProviderRequest, reason: str = "") -> Target:
     devices = found.devices
     if not devices:
-        raise ProviderError(f"the provider {found.name} ({found.origin}) has no device on this machine{_where(found)}; choose another provider")
+        raise ProviderError(f"the provider {found.name} ({found.origin}) has no device on this machine{meant_for(found)}")
     matching = [device for device in devices if request.device in (None, device.kind)]
     if not matching:
         offered = ", ".join(f"{device.kind} ({device.description})" for device in devices)
@@ -164,8 +165,12 @@ def _target(found: Found, request: ProviderRequest, reason: str = "") -> Target:
     return Target(found.name, found.runtime_name, dialect, described, options, () if chosen.record is None else (chosen.record,), reason, threads, one_row)
 
 
-def _where(found: Found) -> str:
-    return f" (it is for {found.entry.platforms})" if found.entry is not None else ""
+def meant_for(found: Found) -> str:
+    """What a provider is for, as the end of a sentence that says it has no device here."""
+    if found.entry is None:
+        return ""
+    platforms = found.entry.plugin_platforms if found.origin != BUILT_IN and found.entry.plugin_platforms else found.entry.platforms
+    return f"; it is for {platforms}"
 
 
 def _runtime_name(library: Any, name: str) -> str:

@@ -39,6 +39,7 @@ class Provider:
     options: Mapping[str, str] = field(default_factory=dict)
     built_in_devices: tuple[str, ...] = ()  # of a provider that is built in and cannot be asked
     thread_option: str | None = None  # its own, for the threads that it may have on the processor
+    plugin_platforms: str = ""  # of its plugin, where they are fewer
     one_row: bool = False  # it takes operators of fixed shapes only, so a graph is made for one row of one sequence
 
 
@@ -55,10 +56,11 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
                 "pip install onnxruntime-openvino, into an environment of its own (it replaces onnxruntime); or, for Intel's devices only, the plugin: "
                 "pip install onnxruntime-ep-openvino, beside onnxruntime",
                 "Linux and Windows on x86-64", ("onnxruntime_ep_openvino",), thread_option="num_of_threads",
+                plugin_platforms="Intel's devices; onnxruntime-openvino, which replaces onnxruntime, runs on other processors too",
             ),
             Provider(
                 "qnn", "QNNExecutionProvider", "cpu",
-                "measured on the simulator: it takes operators of fixed shapes only, MatMulNBits of 4 bits among them, so a run has one row",
+                "measured on the simulator: it takes operators of fixed shapes only, MatMulNBits among them, so a run has one row",
                 "pip install onnxruntime-qnn, beside onnxruntime", "Windows and Linux on Snapdragon; a simulator on Linux on x86-64",
                 ("onnxruntime_qnn",), {"backend_type": "htp"}, one_row=True,
             ),
