@@ -224,7 +224,7 @@ def test_the_real_library_refuses_what_is_no_plugin(tmp_path: Path, unregistered
 def test_auto_takes_accelerators_first_and_no_other_provider_for_the_processor() -> None:
     library = runtime(("OpenVINOExecutionProvider", "CoreMLExecutionProvider", "XnnpackExecutionProvider", "CPUExecutionProvider"))
     targets = automatic_targets(library)
-    assert targets[0].options["device_type"] == "GPU" and targets[1].device == "of this machine"
+    assert targets[0].options["device_type"] == "GPU" and targets[1].device == "this machine"
     assert [target.name for target in targets] == ["openvino", "coreml", "cpu"]
     assert "GPU" in targets[0].reason and "xnnpack offers CPU" in targets[-1].reason
     alone = automatic_targets(runtime())
@@ -318,6 +318,9 @@ def test_a_session_gets_the_provider_its_options_and_the_threads(tmp_path: Path,
     made = _session(library, target, tmp_path)
     own = {"num_of_threads": "3", "device_type": "CPU"}
     assert made.session.given == [("OpenVINOExecutionProvider", own), "CPUExecutionProvider"] and made.placement.provider_nodes == 9
+    old = _session(runtime(SessionOptions=_Options, InferenceSession=Session), target, tmp_path)
+    assert old.session.given == [("OpenVINOExecutionProvider", own)], "an old library refuses a CPU provider that may take nothing"
+    assert old.session.options.entries == {"session.disable_cpu_ep_fallback": "1"}
     plugin = Target("mine", "mine", "opset21", "an NPU", {"a": "b"}, devices=("device",))
     made = _session(library, plugin, tmp_path)
     assert made.session.options.devices == ["device"] and made.session.options.own == {"a": "b"} and made.session.given == ()

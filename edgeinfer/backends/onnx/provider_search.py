@@ -190,7 +190,7 @@ def _built_in_devices(library: Any, entry: Provider | None) -> tuple[Device, ...
         kinds = {name: name.partition(".")[0].lower() for name in names}
         return tuple(Device(kind, name) for name, kind in sorted(kinds.items(), key=lambda item: item[1] != "cpu") if kind in ("cpu", *_ACCELERATORS))
     kinds_known = entry.built_in_devices if entry is not None else ()
-    return tuple(Device(kind, "of this machine") for kind in kinds_known) or (Device("unknown", "of this machine"),)
+    return tuple(Device(kind, "this machine") for kind in kinds_known) or (Device("unknown", "this machine"),)
 
 
 def _plugin_path(module: str) -> str:

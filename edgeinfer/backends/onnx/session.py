@@ -19,7 +19,7 @@ from edgeinfer.backends.base import Placement
 from edgeinfer.backends.onnx.dialects import Exported, build_graph
 from edgeinfer.backends.onnx.emitter import Interface
 from edgeinfer.backends.onnx.graph import FileSink, MemorySink
-from edgeinfer.backends.onnx.placement import placement_of, placement_settings
+from edgeinfer.backends.onnx.placement import placement_of, placement_settings, tells_placement
 from edgeinfer.backends.onnx.provider_search import Target
 from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS
 from edgeinfer.core.errors import EdgeInferError, ProviderError
@@ -97,7 +97,9 @@ def _session(library: Any, model: str | bytes, options: Any, threads: int, targe
             options.add_provider_for_devices(list(target.devices), own)
             session = library.InferenceSession(model, options, enable_fallback=0)
         else:
-            providers = [CPU_PROVIDER] if target.is_cpu else [(target.runtime_name, own), CPU_PROVIDER]
+            asked = [] if target.is_cpu else [(target.runtime_name, own)]
+            rest = [CPU_PROVIDER] if target.is_cpu or tells_placement(library) else []  # it may not be named where it may take nothing
+            providers = [*asked, *rest]
             session = library.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except Exception as error:
         raise _refusal(library, target, error) from error
@@ -114,9 +116,10 @@ def _refusal(library: Any, target: Target, error: Exception) -> EdgeInferError:
     entry = PROVIDERS.get(target.name)
     known = f"; it is known to take {entry.dialect}" if entry is not None and entry.dialect != target.dialect else ""
     options = ",".join(f"{key}={value}" for key, value in target.options.items())
+    old = "" if tells_placement(library) else " (this version cannot tell which nodes run where, so the provider has to take all of them; from 1.24 on it need not)"
     return ProviderError(
         f"the provider {target.name} on {target.device} of ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}"
-        f"{f' with the options {options}' if options else ''}{known}: {reason}"
+        f"{f' with the options {options}' if options else ''}{known}: {reason}{old}"
     )
 
 
