@@ -106,6 +106,9 @@ class CpuEmitter(Emitter):
         form = matrix_form(matrices[0].format_name)
         columns, rows = matrices[0].shape[1], sum(matrix.shape[0] for matrix in matrices)
         bias = self._bias(members)
+        gives_logits = self.interface is Interface.STEP and rows == self.program.vocabulary and not form.has_offsets and bias is None
+        if gives_logits:
+            source = self._in_two_parts(source, columns, form.block)
         if self._has_zero_points(form):
             inputs = [source, *self._zero_point_matrix(matrices), *(["", bias] if bias else [])]
             form = MatrixForm(8, form.block, False)
@@ -115,10 +118,24 @@ class CpuEmitter(Emitter):
         product = self.graph.add(
             "MatMulNBits", *inputs, domain=MICROSOFT, K=columns, N=rows, bits=form.bits, block_size=form.block, accuracy_level=self.accuracy_level
         )
+        if gives_logits:
+            product = self.graph.add("ReduceSum", product, self.graph.constant([0], "int64"), keepdims=1)
         if form.has_offsets:
             product = self.graph.add("Add", product, self.graph.add("MatMul", self._sums_of_blocks(source, columns, form.block), names[2]))
             product = self.graph.add("Add", product, bias) if bias else product
         self._part(members, product)
+
+    def _in_two_parts(self, source: str, columns: int, block: int) -> str:
+        """float32[2, rows, columns]: what the operator's 8 bits hold of the input of the output matrix, and the rest, as if it were computed with 16 bits.
+
+        Few rows pass here, and reading the matrix is what takes the time. In SmolLM2-135M 43 % of the divergence from the reference came from this product.
+        """
+        add = self.graph.add
+        blocks = add("Reshape", source, self._shape(0, 0, columns // block, block))
+        largest = add("ReduceMax", add("Abs", blocks), self.graph.constant([-1], "int64"), keepdims=1)
+        step = add("Max", self._times(largest, 1.0 / 127.0), self._scalar(float(np.finfo(np.float32).tiny)))
+        high = add("Mul", add("Round", add("Div", blocks, step)), step)
+        return add("Reshape", add("Concat", high, add("Sub", blocks, high), axis=0), self._shape(0, 0, columns))
 
     def _rope(self, operation: Operation) -> None:
         self._turned[operation.outputs[0]] = (operation.inputs[0], operation)
