@@ -48,9 +48,12 @@ class MemoryPlan:
         if self.peak <= self.available:
             return
         remedies = []
-        if self.peak - self.cache <= self.available and self.cache:
-            fitting = int(context * max(0.0, (self.available - (self.peak - self.cache)) / self.cache)) // 64 * 64  # whole pages, whatever their size
+        beside = self.available - (self.peak - self.cache)
+        fitting = int(context * beside / self.cache) // 64 * 64 if self.cache and beside > 0 else 0  # whole pages, whatever their size
+        if fitting:
             remedies.append(f"a smaller context (about {fitting} tokens would fit: --context {fitting})")
+        elif self.peak - self.cache - self.arena <= self.available:  # the arena of some backends grows with the context too
+            remedies.append("a much smaller context (--context)")
         remedies += ["a smaller quantization of the model", "a smaller model", "more memory or a higher limit"]
         raise MemoryPlanError(
             f"{model} needs {megabytes(self.peak)} (weights {megabytes(self.weights)}, KV cache of {context} tokens {megabytes(self.cache)}, arena "
