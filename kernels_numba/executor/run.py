@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels_numba.executor.step import CANCEL, PASSES_LEFT, STATUS
-from kernels_numba.executor.tape import ENTRY_BYTES, ENTRY_FLAGS, ENTRY_KERNEL, ENTRY_OPERANDS, FLAG_BARRIER
+from kernels_numba.executor.step import CANCEL, PASSES_LEFT, ROW_BLOCKS, STATUS
+from kernels_numba.executor.tape import ENTRY_BYTES, ENTRY_FLAGS, ENTRY_KERNEL, ENTRY_OPERANDS, FLAG_BARRIER, FLAG_ROW_WISE
 from kernels_numba.simd.function import kernel_function
 
 # Constants of the process, written once.
@@ -163,30 +163,65 @@ def barrier(simd: Any, control: int, line: int, worker: int, workers: int, phase
 
 
 @kernel_function
+def is_row_wise(simd: Any, entry: int) -> bool:
+    return simd.load_i64(entry + ENTRY_FLAGS) & FLAG_ROW_WISE != 0
+
+
+@kernel_function
+def charge(simd: Any, control: int, line: int, counter: int, before: int) -> int:
+    """Adds the time since `before` to a counter; returns now. Does nothing where no time is kept: then `before` is 0."""
+    if before == 0:
+        return 0
+    after = now(simd, control, line)
+    simd.store_i64(counter, simd.load_i64(counter) + after - before)
+    return after
+
+
+@kernel_function
 def run_pass(simd: Any, control: int, line: int, worker: int, workers: int, step: int, phase: int) -> tuple[int, int, int]:
     """This worker's part of one pass over the tape. Returns the last phase that it has finished, the number of entries run and whether the step must
-    stop; the last two are the same for all."""
+    stop; the last two are the same for all.
+
+    Where the step says that workers share rows, entries that follow each other and are row-wise are run one after the other for each block of rows, so that
+    what one writes is still in the worker's cache when the next one reads it; workers wait before and after such a chain, not within.
+    """
     entries = simd.load_i64(control + JOB_ENTRIES)
     counters = simd.load_i64(control + JOB_COUNTERS)
     entry = simd.load_i64(control + JOB_TAPE)
-    profiled = worker == 0 and counters != 0
+    blocks = simd.load_i64(step + ROW_BLOCKS)
     before = 0
-    if profiled:
+    if worker == 0 and counters != 0:
         before = now(simd, control, line)
     done = 0
     stop = 0
     while done < entries and stop == 0:
-        simd.call_kernel(simd.load_i64(entry + ENTRY_KERNEL), simd.load_i64(entry + ENTRY_OPERANDS), step, worker, workers)
-        done += 1
-        if simd.load_i64(entry + ENTRY_FLAGS) & FLAG_BARRIER != 0 and done < entries:
+        count = 1
+        share = worker
+        end_share = worker + 1
+        shares = workers
+        waits = simd.load_i64(entry + ENTRY_FLAGS) & FLAG_BARRIER != 0
+        if blocks != 0:
+            if is_row_wise(simd, entry):
+                while done + count < entries and is_row_wise(simd, entry + ENTRY_BYTES * count):
+                    count += 1
+                share = blocks * worker // workers
+                end_share = blocks * (worker + 1) // workers
+                shares = blocks
+                waits = True
+            elif done + 1 < entries and is_row_wise(simd, entry + ENTRY_BYTES):
+                waits = True
+        while share < end_share:
+            for index in range(count):
+                called = entry + ENTRY_BYTES * index
+                simd.call_kernel(simd.load_i64(called + ENTRY_KERNEL), simd.load_i64(called + ENTRY_OPERANDS), step, share, shares)
+                before = charge(simd, control, line, counters + 8 * (done + index), before)
+            share += 1
+        done += count
+        entry += ENTRY_BYTES * count
+        if waits and done < entries:
             phase += 1
             stop = barrier(simd, control, line, worker, workers, phase, step)
-        if profiled:
-            after = now(simd, control, line)
-            simd.store_i64(counters, simd.load_i64(counters) + after - before)
-            counters += 8
-            before = after
-        entry += ENTRY_BYTES
+            before = charge(simd, control, line, counters + 8 * (done - 1), before)
     return phase, done, stop
 
 

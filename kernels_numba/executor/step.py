@@ -32,11 +32,12 @@ STEP_WORDS = (
     "end_ids",  # address of int32[end_id_count]: a burst ends after the pass in which a row chose one of them
     "end_id_count",
     "interrupt",  # address of an int64, or 0: a burst ends after the pass during which it became other than 0
+    "row_blocks",  # 0: workers share columns; else they share rows, cut into so many blocks (`row_blocks`)
 )
 
 (
     ROWS, TOKEN_IDS, ROPE_POSITIONS, SLOTS, ROW_SEQUENCES, OUTPUTS, OUTPUT_ROWS, QUERY_BLOCKS, QUERY_BLOCK_COUNT, PAGE_TABLES, CACHE_GROUPS, STATUS, CANCEL,
-    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT,
+    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT, ROW_BLOCKS,
 ) = (8 * index for index in range(len(STEP_WORDS)))  # fmt: skip
 """Byte offsets of the words."""
 
@@ -45,6 +46,25 @@ QUERY_BLOCK_ROWS = 8
 QUERY_BLOCK_BYTES = 16
 QUERY_BLOCK_SLOT = 12
 """Offset of a block's first slot."""
+ROW_TILE = 16
+"""Rows of which a worker takes all or none, where workers share rows: a tile of quantized activations of many tokens."""
+MANY_ROWS = 128
+"""Fewer rows do not pay for each worker's reading all weights."""
+BLOCK_TILES = 2
+"""Row tiles of a block, about: what a block's rows take between two linear operations stays in the second-level cache."""
+MOST_IDLE = 0.06
+"""Of the time of all workers, what may be lost to shares of whole row tiles."""
+
+
+def row_blocks(rows: int, workers: int) -> int:
+    """The step's word `row_blocks` for a run by so many workers: 0 if there are too few rows, or if their tiles cannot be shared evenly."""
+    if rows < MANY_ROWS:
+        return 0
+    tiles = -(-rows // ROW_TILE)
+    most = -(-tiles // workers)
+    if tiles < (1 - MOST_IDLE) * most * workers:
+        return 0
+    return -(-most // BLOCK_TILES) * workers
 
 
 class StepRecord:

@@ -24,6 +24,9 @@ ENTRY_BYTES = 8 * ENTRY_WORDS
 
 FLAG_BARRIER = 1
 """All workers wait for each other after this entry; the step's status and cancel words are looked at there."""
+FLAG_ROW_WISE = 2
+"""What the entry writes in a row follows from the same row of what it reads. Where workers share rows, those that follow each other are a chain: a worker
+runs all of it for a block of rows before it turns to its next block, and workers wait for each other only before and after it."""
 
 
 def float_operand(value: float) -> int:
@@ -34,12 +37,14 @@ def float_operand(value: float) -> int:
 
 @dataclass(frozen=True)
 class TapeEntry:
-    """One kernel call. `barrier_after` is false only where the next entries neither read what this one writes nor write what it reads."""
+    """One kernel call. `barrier_after` is false only where the next entries neither read what this one writes nor write what it reads; `row_wise` is
+    FLAG_ROW_WISE."""
 
     kernel: KernelName
     operands: Sequence[int]
     barrier_after: bool = True
     label: str = ""
+    row_wise: bool = False
 
 
 class Tape:
@@ -70,7 +75,7 @@ class Tape:
             if not address:
                 raise ValueError(f"kernel {entry.kernel.symbol} has the address 0")
             operands[position : position + len(entry.operands)] = entry.operands
-            row[:] = (address, base + 8 * position, FLAG_BARRIER if entry.barrier_after else 0)
+            row[:] = (address, base + 8 * position, FLAG_BARRIER * entry.barrier_after | FLAG_ROW_WISE * entry.row_wise)
             position += len(entry.operands)
         return cls(entries, words, operands, profile)
 

@@ -22,7 +22,7 @@ from typing import Any
 from kernels_numba.executor import run as run_kernels
 from kernels_numba.executor.aligned import address_of, aligned_zeros
 from kernels_numba.executor.placement import Placement, waiting_seconds
-from kernels_numba.executor.step import StepRecord
+from kernels_numba.executor.step import ROW_BLOCKS, StepRecord, row_blocks
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.executor.tape import Tape
 
@@ -196,6 +196,7 @@ class WorkerPool:
         """Runs on these places, of which the caller takes the first. Returns the number of entries run."""
         crew = self._crew
         crew.take_part(places[1:])
+        step.words[ROW_BLOCKS // 8] = row_blocks(step.rows, len(places))
         before = _bind_caller(self.cores[places[0]]) if self.cores is not None and len(places) > 1 else None
         try:
             return int(crew.run(crew.control, tape.address, len(tape), tape.counters_address, step.address, len(places)))

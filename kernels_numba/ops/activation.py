@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.executor.step import ROWS
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, share_start, tile_width, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, share, tile_width, word
 from kernels_numba.ops.mathematics import erf, exp
-from kernels_numba.ops.quantize import padded_tokens, quantize_group, token_block
+from kernels_numba.ops.quantize import quantize_group, token_block
 from kernels_numba.simd.function import kernel_function
 
 ACTIVATION_OPERANDS = ("gate", "gate_stride", "up", "up_stride", "width", "output", "output_stride")
@@ -77,10 +77,9 @@ def activation(simd, function, operands, step, worker, workers):
     rows = simd.load_i64(step + ROWS)
     groups = (width + GROUP - 1) // GROUP
     columns = (width + 15) // 16 * 16
-    first = GROUP * share_start(simd, groups, worker, workers)
-    end = min(columns, GROUP * share_start(simd, groups, worker + 1, workers))
-    for row in range(rows):
-        for column in range(first, end, 16):
+    first_row, end_row, first, end = share(simd, step, 0, rows, groups, worker, workers)
+    for row in range(first_row, end_row):
+        for column in range(GROUP * first, min(columns, GROUP * end), 16):
             up_address = 0
             if up != 0:
                 up_address = up + row * up_stride + 4 * column
@@ -102,9 +101,8 @@ def activation_quantize(simd, function, operands, step, worker, workers):
     columns = (width + 15) // 16 * 16
     per_tile = tile_width(simd, rows)
     zero = simd.splat_f32(np.float32(0))
-    first = share_start(simd, groups, worker, workers)
-    end = share_start(simd, groups, worker + 1, workers)
-    for token in range(padded_tokens(simd, rows)):
+    first_row, end_row, first, end = share(simd, step, 0, rows, groups, worker, workers)
+    for token in range(first_row, (end_row + per_tile - 1) // per_tile * per_tile):  # those that fill the last tile included
         first_block = token_block(simd, output, token, groups, per_tile)
         for group in range(first, end):
             low = zero

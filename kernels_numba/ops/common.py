@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels_numba.executor.step import OUTPUTS, ROWS
+from kernels_numba.executor.step import OUTPUTS, ROW_BLOCKS, ROW_TILE, ROWS
 from kernels_numba.simd.function import kernel_function
 
 # Activations of a linear op with quantized weights are int8 with one scale per 32 values. They are kept in tiles of `tile_width` tokens: for each tile and
@@ -44,6 +44,39 @@ def row_count(simd: Any, step: int, per_output: int) -> int:
 def share_start(simd: Any, units: int, worker: int, workers: int) -> int:
     """The first of a worker's contiguous share of `units`; the share ends where the next worker's starts."""
     return units * worker // workers
+
+
+@kernel_function
+def share(simd: Any, step: int, per_output: int, rows: int, columns: int, worker: int, workers: int) -> Any:
+    """(first row, end row, first column, end column) of a worker's share of `rows` x `columns`: all columns of some tiles of 16 rows, or some columns of
+    all rows."""
+    if per_output == 0 and simd.load_i64(step + ROW_BLOCKS) != 0:
+        tiles = (rows + ROW_TILE - 1) // ROW_TILE
+        first = ROW_TILE * share_start(simd, tiles, worker, workers)
+        return first, min(ROW_TILE * share_start(simd, tiles, worker + 1, workers), rows), 0, columns
+    return 0, rows, share_start(simd, columns, worker, workers), share_start(simd, columns, worker + 1, workers)
+
+
+@kernel_function
+def share_of_heads(simd: Any, step: int, per_output: int, rows: int, heads: int, worker: int, workers: int) -> Any:
+    """(first row, row count, first unit, end unit): unit u is head u // row count of row (first row + u % row count). Workers share rows of all heads, or
+    equal parts of all rows and heads."""
+    if per_output == 0 and simd.load_i64(step + ROW_BLOCKS) != 0:
+        first, end, _, _ = share(simd, step, 0, rows, 1, worker, workers)
+        return first, end - first, 0, (end - first) * heads
+    return 0, rows, share_start(simd, rows * heads, worker, workers), share_start(simd, rows * heads, worker + 1, workers)
+
+
+@kernel_function
+def share_of_groups(simd: Any, step: int, per_output: int, rows: int, groups: int, worker: int, workers: int) -> Any:
+    """(first unit, end unit): unit u is group u % groups of token u // groups, tokens that fill the last tile included."""
+    per_tile = tile_width(simd, rows)
+    tiles = (rows + per_tile - 1) // per_tile
+    if per_output == 0 and simd.load_i64(step + ROW_BLOCKS) != 0:
+        unit = per_tile * groups
+        return unit * share_start(simd, tiles, worker, workers), unit * share_start(simd, tiles, worker + 1, workers)
+    units = per_tile * tiles * groups
+    return share_start(simd, units, worker, workers), share_start(simd, units, worker + 1, workers)
 
 
 @kernel_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.executor.step import OUTPUT_ROWS, OUTPUTS, STATUS, STATUS_NON_FINITE
-from kernels_numba.ops.common import float_word, row_count, share_start, word
+from kernels_numba.ops.common import float_word, row_count, share, share_start, word
 from kernels_numba.ops.mathematics import tanh
 from kernels_numba.simd.function import kernel_function
 
@@ -27,10 +27,10 @@ def maxima_width(columns: int) -> int:
 
 
 @kernel_function
-def share_of_columns(simd, width, worker, workers):
-    """The worker's columns [first, end) of the padded width, in multiples of 16."""
-    vectors = (width + 15) // 16
-    return 16 * share_start(simd, vectors, worker, workers), 16 * share_start(simd, vectors, worker + 1, workers)
+def share_of_vectors(simd, step, per_output, rows, width, worker, workers):
+    """(first row, end row, first column, end column) of the padded width, columns in multiples of 16."""
+    first_row, end_row, first, end = share(simd, step, per_output, rows, (width + 15) // 16, worker, workers)
+    return first_row, end_row, 16 * first, 16 * end
 
 
 @kernel_function
@@ -44,8 +44,8 @@ def add(simd, operands, step, worker, workers):
     rows = row_count(simd, step, word(simd, operands, 5))
     output = word(simd, operands, 6)
     output_stride = word(simd, operands, 7)
-    first, end = share_of_columns(simd, width, worker, workers)
-    for row in range(rows):
+    first_row, end_row, first, end = share_of_vectors(simd, step, word(simd, operands, 5), rows, width, worker, workers)
+    for row in range(first_row, end_row):
         for column in range(first, end, 16):
             value = simd.load_f32x16(source + row * stride + 4 * column) + simd.load_f32x16(other + row * other_stride + 4 * column)
             simd.store_f32x16(output + row * output_stride + 4 * column, value)
@@ -61,8 +61,8 @@ def scale(simd, operands, step, worker, workers):
     rows = row_count(simd, step, word(simd, operands, 4))
     output = word(simd, operands, 5)
     output_stride = word(simd, operands, 6)
-    first, end = share_of_columns(simd, width, worker, workers)
-    for row in range(rows):
+    first_row, end_row, first, end = share_of_vectors(simd, step, word(simd, operands, 4), rows, width, worker, workers)
+    for row in range(first_row, end_row):
         for column in range(first, end, 16):
             simd.store_f32x16(output + row * output_stride + 4 * column, simd.load_f32x16(source + row * stride + 4 * column) * factor)
 
@@ -83,8 +83,8 @@ def softcap(simd, operands, step, worker, workers):
     rows = row_count(simd, step, word(simd, operands, 4))
     output = word(simd, operands, 5)
     output_stride = word(simd, operands, 6)
-    first, end = share_of_columns(simd, width, worker, workers)
-    for row in range(rows):
+    first_row, end_row, first, end = share_of_vectors(simd, step, word(simd, operands, 4), rows, width, worker, workers)
+    for row in range(first_row, end_row):
         for column in range(first, end, 16):
             value = capped(simd, simd.load_f32x16(source + row * stride + 4 * column), cap)
             simd.store_f32x16(output + row * output_stride + 4 * column, value)
@@ -99,8 +99,8 @@ def select_outputs(simd, operands, step, worker, workers):
     output = word(simd, operands, 3)
     output_stride = word(simd, operands, 4)
     chosen = simd.load_i64(step + OUTPUT_ROWS)
-    first, end = share_of_columns(simd, width, worker, workers)
-    for row in range(simd.load_i64(step + OUTPUTS)):
+    first_row, end_row, first, end = share_of_vectors(simd, step, 1, simd.load_i64(step + OUTPUTS), width, worker, workers)
+    for row in range(first_row, end_row):
         origin = source + simd.load_i32(chosen + 4 * row) * stride
         for column in range(first, end, 16):
             simd.store_f32x16(output + row * output_stride + 4 * column, simd.load_f32x16(origin + 4 * column))

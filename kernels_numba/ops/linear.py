@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, row_count, share_start, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, row_count, share, word
 from kernels_numba.simd.function import Constant, kernel_function
 
 LINEAR_OPERANDS = (
@@ -118,9 +118,9 @@ def linear(simd: Any, format: Any, operands: int, step: int, worker: int, worker
     """Quantized weights. The dot products are of integers and exact; see `tile_accumulate`."""
     row_tiles = word(simd, operands, 1)
     rows = row_count(simd, step, word(simd, operands, 8))
-    units = (row_tiles + 1) // 2
-    first = 2 * share_start(simd, units, worker, workers)
-    end = min(2 * share_start(simd, units, worker + 1, workers), row_tiles)
+    first_row, end_row, first_unit, end_unit = share(simd, step, word(simd, operands, 8), rows, (row_tiles + 1) // 2, worker, workers)
+    first = 2 * first_unit
+    end = min(2 * end_unit, row_tiles)
     if rows == 1:
         linear_tiles(simd, format, 1, 1, operands, rows, 0, first, end)
     elif rows <= 4:
@@ -130,7 +130,7 @@ def linear(simd: Any, format: Any, operands: int, step: int, worker: int, worker
     else:
         for chunk in range(first, end, ROW_TILES_IN_CACHE):
             chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
-            for token in range(0, rows, simd.tile_tokens):
+            for token in range(first_row, end_row, simd.tile_tokens):
                 if simd.tile_tokens == 16 and rows - token <= 12:  # the last tokens, or a batch of up to 12
                     linear_tiles(simd, format, 16, 12, operands, rows, token, chunk, chunk_end)
                 else:
@@ -163,12 +163,12 @@ def linear_float(simd: Any, format: Any, operands: int, step: int, worker: int, 
     """Float weights and float32 activations: totals = fma(weight, activation, totals) over ascending columns."""
     row_tiles = word(simd, operands, 1)
     rows = row_count(simd, step, word(simd, operands, 8))
-    units = (row_tiles + 1) // 2
-    for tile in range(2 * share_start(simd, units, worker, workers), min(2 * share_start(simd, units, worker + 1, workers), row_tiles)):
-        token = 0
-        while token + 8 <= rows:
+    first_row, end_row, first_unit, end_unit = share(simd, step, word(simd, operands, 8), rows, (row_tiles + 1) // 2, worker, workers)
+    for tile in range(2 * first_unit, min(2 * end_unit, row_tiles)):
+        token = first_row
+        while token + 8 <= end_row:
             linear_float_tiles(simd, format, 8, operands, token, 8, tile)
             token += 8
-        while token < rows:
+        while token < end_row:
             linear_float_tiles(simd, format, 1, operands, token, 1, tile)
             token += 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, float_word, row_count, share_start, tile_width, word
-from kernels_numba.ops.quantize import load_second_half, padded_tokens, quantize_group, token_block
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, float_word, row_count, share_of_groups, share_of_heads, tile_width, word
+from kernels_numba.ops.quantize import load_second_half, quantize_group, token_block
 from kernels_numba.simd.function import kernel_function
 
 RMS_NORM_OPERANDS = ("input", "input_stride", "weight", "segment", "segments", "epsilon", "per_output", "output", "output_stride")
@@ -59,11 +59,10 @@ def rms_norm(simd, operands, step, worker, workers):
     output = word(simd, operands, 7)
     output_stride = word(simd, operands, 8)
     columns = (segment + 15) // 16 * 16
-    start = share_start(simd, rows * segments, worker, workers)
-    end = share_start(simd, rows * segments, worker + 1, workers)
+    first, count, start, end = share_of_heads(simd, step, word(simd, operands, 6), rows, segments, worker, workers)
     for unit in range(start, end):
-        place = unit // rows
-        row = unit - place * rows
+        place = unit // count
+        row = first + unit - place * count
         offset = 4 * segment * place
         address = source + row * stride + offset
         target = output + row * output_stride + offset
@@ -90,10 +89,8 @@ def rms_norm_quantize(simd, operands, step, worker, workers):
     groups = (width + GROUP - 1) // GROUP
     columns = (width + 15) // 16 * 16
     per_tile = tile_width(simd, rows)
-    tokens = padded_tokens(simd, rows)
     zero = simd.splat_f32(np.float32(0))
-    unit = share_start(simd, tokens * groups, worker, workers)
-    end = share_start(simd, tokens * groups, worker + 1, workers)
+    unit, end = share_of_groups(simd, step, word(simd, operands, 5), rows, groups, worker, workers)
     token = unit // groups
     group = unit - token * groups
     while unit < end:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernels_numba.executor.step import CACHE_GROUPS, PAGE_TABLES, ROW_SEQUENCES, ROWS, SLOTS, STATUS, STATUS_NON_FINITE
 from kernels_numba.ops.cache_types import PAGE_POSITIONS, head_bytes
-from kernels_numba.ops.common import share_start, word
+from kernels_numba.ops.common import share_of_heads, word
 from kernels_numba.simd.function import kernel_function
 
 STORE_KEYS_VALUES_OPERANDS = (
@@ -54,9 +54,10 @@ def store_keys_values(simd, cache, operands, step, worker, workers):
     values_at = cache.head_bytes(simd, cache, key_size)
     bytes_per_head = values_at + cache.head_bytes(simd, cache, value_size)
     largest = simd.splat_i32(0)  # bits of magnitudes, which order like the numbers, NaN above all
-    for unit in range(share_start(simd, rows * kv_heads, worker, workers), share_start(simd, rows * kv_heads, worker + 1, workers)):
-        head = unit // rows
-        row = unit - head * rows
+    first, count, start, end = share_of_heads(simd, step, 0, rows, kv_heads, worker, workers)
+    for unit in range(start, end):
+        head = unit // count
+        row = first + unit - head * count
         slot = simd.load_i32(slots + 4 * row)
         pages = page_table(simd, step, simd.load_i32(sequences + 4 * row), group)
         position = slot % PAGE_POSITIONS

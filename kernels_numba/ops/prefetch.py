@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels_numba.executor.step import ROW_BLOCKS
 from kernels_numba.ops.common import share_start, word
 from kernels_numba.simd.function import kernel_function
 
@@ -19,6 +20,8 @@ FIRST_LINES = 16
 @kernel_function
 def prefetch_weights(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
     """The first lines of the rows that `linear` gives this worker. Reads and writes nothing that counts."""
+    if simd.load_i64(step + ROW_BLOCKS) != 0:  # there is no wait to be used, and no share of columns
+        return
     units = (word(simd, operands, 1) + 1) // 2
     first = 2 * share_start(simd, units, worker, workers)
     simd.prefetch(word(simd, operands, 0) + first * word(simd, operands, 2), FIRST_LINES)

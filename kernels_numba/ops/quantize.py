@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, INFINITE, SMALLEST_SCALED, row_count, share_start, tile_width, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, INFINITE, SMALLEST_SCALED, row_count, share_of_groups, tile_width, word
 from kernels_numba.simd.function import kernel_function
 
 QUANTIZE_OPERANDS = ("input", "input_stride", "width", "per_output", "output")
@@ -53,13 +53,6 @@ def load_second_half(simd, address, column, columns):
 
 
 @kernel_function
-def padded_tokens(simd, rows):
-    """Tokens of all tiles, the missing ones of the last included."""
-    per_tile = tile_width(simd, rows)
-    return (rows + per_tile - 1) // per_tile * per_tile
-
-
-@kernel_function
 def token_block(simd, output, token, groups, per_tile):
     """Address of the first block of the tile that holds the token."""
     return output + token // per_tile * groups * BLOCK_BYTES_PER_TOKEN * per_tile
@@ -76,10 +69,8 @@ def quantize(simd, operands, step, worker, workers):
     groups = (width + GROUP - 1) // GROUP
     columns = (width + 15) // 16 * 16
     per_tile = tile_width(simd, rows)
-    tokens = padded_tokens(simd, rows)
     zero = simd.splat_f32(np.float32(0))
-    unit = share_start(simd, tokens * groups, worker, workers)
-    end = share_start(simd, tokens * groups, worker + 1, workers)
+    unit, end = share_of_groups(simd, step, word(simd, operands, 3), rows, groups, worker, workers)
     token = unit // groups
     group = unit - token * groups
     while unit < end:

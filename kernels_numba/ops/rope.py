@@ -7,7 +7,7 @@ y0 = fma(x0, cos, -(x1 * sin)) and y1 = fma(x1, cos, x0 * sin). Pair i of a head
 from __future__ import annotations
 
 from kernels_numba.executor.step import ROPE_POSITIONS, ROWS
-from kernels_numba.ops.common import share_start, word
+from kernels_numba.ops.common import share_of_heads, share_start, word
 from kernels_numba.ops.mathematics import cosine_sine
 from kernels_numba.simd.function import kernel_function
 
@@ -77,9 +77,10 @@ def rope(simd, pairing, operands, step, worker, workers):
     output = word(simd, operands, 7)
     output_stride = word(simd, operands, 8)
     rows = simd.load_i64(step + ROWS)
-    for unit in range(share_start(simd, rows * heads, worker, workers), share_start(simd, rows * heads, worker + 1, workers)):
-        head = unit // rows
-        row = unit - head * rows
+    first, count, start, end = share_of_heads(simd, step, 0, rows, heads, worker, workers)
+    for unit in range(start, end):
+        head = unit // count
+        row = first + unit - head * count
         offset = 4 * head_size * head
         address = source + row * stride + offset
         target = output + row * output_stride + offset

@@ -74,7 +74,16 @@ def busy(simd, operands, step, worker, workers):
     return total
 
 
-KERNELS = (add_own, prefix, fault, count_pass, halve, mode, busy)
+@kernel_function
+def note(simd, operands, step, worker, workers):
+    """table[worker] = (how many calls there were before, workers). Operands: the table, the counter of calls."""
+    place = simd.load_i64(operands) + 16 * worker
+    simd.store_i64(place, simd.atomic_add(simd.load_i64(operands + 8), 1))
+    simd.store_i64(place + 8, workers)
+    return 0
+
+
+KERNELS = (add_own, prefix, fault, count_pass, halve, mode, busy, note)
 
 
 def name_of(function) -> KernelName:

@@ -17,7 +17,7 @@ from kernels_numba.executor.store import KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry, float_operand
 from kernels_numba.executor.workers import SPIN_NANOSECONDS, Stopped, WorkerPool, WorkerPoolError
 from tests.arm64 import emulation
-from tests.executor.kernels import add_own, busy, count_pass, fault, halve, mode, name_of, prefix
+from tests.executor.kernels import add_own, busy, count_pass, fault, halve, mode, name_of, note, prefix
 
 SCALE = 10 if emulation.active else 1
 
@@ -86,6 +86,36 @@ def test_every_worker_runs_every_entry_once(store: KernelStore, step: StepRecord
         for workers in (3, 1, 2, 3, 2):
             pool.run(tape, step, workers)
     assert counts[:, 0].tolist() == [9 * 5, 9 * 4, 9 * 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_chains_run_block_by_block(store: KernelStore, step: StepRecord, kernel_addresses, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where workers share rows: what is row-wise is called for every block, entry after entry for a block; others wait for all of a chain, and it for them."""
+    row_wise = [False, True, True, True, False, False, True]
+    blocks = 2 * workers
+    monkeypatch.setattr("kernels_numba.executor.workers.row_blocks", lambda rows, workers: blocks)
+    notes, counter = aligned_zeros((len(row_wise), blocks, 2), np.int64), aligned_zeros(1, np.int64)
+    entries = [
+        TapeEntry(name_of(note), [address_of(notes[index]), address_of(counter)], barrier_after=index == 4, row_wise=wise)
+        for index, wise in enumerate(row_wise)
+    ]
+    tape = Tape.build(entries, kernel_addresses, profile=True)
+    assert tape.counters is not None
+    with WorkerPool(workers, None, store) as pool:
+        for _ in range(200 // SCALE):
+            notes[:] = -1
+            tape.counters[:] = 0
+            assert pool.run(tape, step) is None
+            calls = [blocks if wise else workers for wise in row_wise]
+            numbers = [notes[index, :count, 0] for index, count in enumerate(calls)]
+            assert [set(notes[index, :count, 1]) for index, count in enumerate(calls)] == [{count} for count in calls]
+            assert (tape.counters > 0).all()
+            for block in range(blocks):
+                assert numbers[1][block] < numbers[2][block] < numbers[3][block]
+                if block % 2 == 1:  # a worker's second block
+                    assert numbers[3][block - 1] < numbers[1][block]
+            for before, after in ((0, 1), (3, 4), (4, 5), (5, 6)):
+                assert numbers[before].max() < numbers[after].min(), (before, after)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

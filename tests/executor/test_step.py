@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from kernels_numba.executor.step import QUERY_BLOCK_ROWS, STEP_WORDS, StepRecord
+from kernels_numba.executor.step import QUERY_BLOCK_ROWS, STEP_WORDS, StepRecord, row_blocks
 
 
 def read(record: StepRecord, word: str) -> int:
@@ -141,3 +141,13 @@ def test_a_burst_that_kernels_would_get_wrong_is_refused(sequences, slots, outpu
 def test_a_page_table_that_kernels_would_misread_is_refused(table) -> None:
     with pytest.raises(ValueError, match="must be contiguous int32"):
         fill(StepRecord(4, 1, 1), [0], [0], [], [[table]])
+
+
+@pytest.mark.parametrize(("rows", "workers", "blocks"), [
+    (1, 2, 0), (127, 2, 0),  # few rows
+    (512, 1, 16), (512, 2, 16), (500, 2, 16), (512, 4, 16),
+    (144, 1, 5), (144, 2, 0), (304, 2, 10),  # 9 tiles for two are 5 and 4, too uneven; 19 are 10 and 9
+    (128, 16, 0), (512, 3, 18), (512, 6, 0),
+])  # fmt: skip
+def test_many_rows_are_shared_if_they_can_be_shared_evenly(rows: int, workers: int, blocks: int) -> None:
+    assert row_blocks(rows, workers) == blocks

@@ -89,6 +89,7 @@ class StepWords:
         output_rows: Sequence[int] = (),
         pages: Sequence[Sequence[Sequence[int]]] = (),
         block_rows: int = step_words.QUERY_BLOCK_ROWS,
+        row_blocks: int = 0,
     ) -> None:
         memory = self.memory = Memory()
         slots = list(range(rows)) if slots is None else list(slots)
@@ -112,6 +113,7 @@ class StepWords:
             "query_block_count": len(blocks),
             "page_tables": addresses.ctypes.data,
             "cache_groups": len(pages[0]) if pages else 0,
+            "row_blocks": row_blocks,
         }
         for name, value in values.items():
             self.words[step_words.STEP_WORDS.index(name)] = value

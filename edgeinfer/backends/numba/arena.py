@@ -36,19 +36,18 @@ class Slot:
 
 @dataclass
 class Arena:
-    """Hands out slots; a freed slot serves the next request that it is large enough for."""
+    """Hands out slots; a freed slot serves the next request of its size, and no other: where workers share rows they do not wait for each other, so rows of
+    values in the same slot must lie at the same places."""
 
     slots: list[Slot] = field(default_factory=list)
     _free: list[Slot] = field(default_factory=list)
 
     def take(self, size: int) -> Slot:
         size = -(-size // 64) * 64
-        fitting = [slot for slot in self._free if slot.size >= size]
-        if fitting:
-            best = min(fitting, key=lambda slot: slot.size)
-            if best.size <= 2 * size:
-                self._free.remove(best)
-                return best
+        for slot in self._free:
+            if slot.size == size:
+                self._free.remove(slot)
+                return slot
         slot = Slot(size)
         self.slots.append(slot)
         return slot

@@ -263,7 +263,10 @@ class NumbaBackend:
                 return caches[operand.key].address  # type: ignore[call-overload]
             return int(self._constants[operand.key].ctypes.data)  # type: ignore[call-overload]
 
-        return [TapeEntry(draft.kernel, tuple(place(operand) for operand in draft.operands), draft.barrier_after, draft.label) for draft in emitter.drafts]
+        return [
+            TapeEntry(draft.kernel, tuple(place(operand) for operand in draft.operands), draft.barrier_after, draft.label, draft.row_wise)
+            for draft in emitter.drafts
+        ]
 
     def step(self, step: Step) -> StepOutputs:
         """Runs one forward pass, or a burst; see `Backend`. Values in the result are overwritten by the next step."""

@@ -44,6 +44,13 @@ READ_OWN = frozenset({"ops.activation", "ops.rope", "ops.pages"})
 """Modules of kernels that read rows only where they write: each worker reads what it wrote itself, if the entry before was divided in the same way."""
 
 
+ROW_WISE = frozenset({
+    "rms_norm", "rms_norm_quantize", "linear", "linear_float", "rope", "activation", "activation_quantize", "quantize", "add", "scale", "softcap",
+    "store_keys_values",
+})  # fmt: skip
+"""Kernels that write a row from the same row alone, and share rows in the same way where the step says so."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """A tape entry whose addresses are still symbolic."""
@@ -52,6 +59,7 @@ class Draft:
     operands: tuple[Operand, ...]
     label: str
     barrier_after: bool = True
+    row_wise: bool = False  # see FLAG_ROW_WISE
 
     @property
     def matrices(self) -> tuple[str, ...]:
@@ -356,7 +364,7 @@ class Emitter:
         hazard = (touching and not own) or written & (self._pending_reads | set(self._pending_writes))
         if self.drafts:
             last = self.drafts[-1]
-            self.drafts[-1] = Draft(last.kernel, last.operands, last.label, bool(hazard))
+            self.drafts[-1] = dataclasses.replace(last, barrier_after=bool(hazard))
         if hazard:
             self._pending_writes.clear()
             self._pending_reads.clear()
@@ -365,7 +373,8 @@ class Emitter:
             self._dead_slots.clear()
         self._pending_reads |= read
         self._pending_writes.update(dict.fromkeys(written, split))
-        self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label))
+        row_wise = kernel.function in ROW_WISE and not operands.get("per_output", 0)
+        self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label, row_wise=row_wise))
 
 
 def _hint(linear: Draft) -> Draft:
@@ -373,7 +382,7 @@ def _hint(linear: Draft) -> Draft:
     weights, row_tiles, columns = linear.operands[:3]
     assert isinstance(columns, int)
     row_tile_bytes = packed_layout(linear.kernel.tags[0]).tile_bytes(columns)
-    return Draft(KernelName("ops.prefetch", "prefetch_weights"), (weights, row_tiles, row_tile_bytes), f"hint at {linear.label}", False)
+    return Draft(KernelName("ops.prefetch", "prefetch_weights"), (weights, row_tiles, row_tile_bytes), f"hint at {linear.label}", False, linear.row_wise)
 
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:
