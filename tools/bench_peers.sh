@@ -1,6 +1,6 @@
 #!/bin/bash
 # bench_peers.sh: an environment of its own for each peer of the benchmark, in .cache/peers/NAME, where `edgeinfer bench` and the bars look for them:
-# llama-cpp-python (built here, for this processor), ik-llama-cpp-python and openvino-genai. Names what cannot be had, and then ends with 1.
+# llama-cpp-python (built here, for this processor), ik-llama-cpp-python, openvino-genai and onnxruntime-genai. Names what cannot be had, and then ends with 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p .cache/peers
@@ -17,7 +17,7 @@ peer() { # NAME MODULE PACKAGE...
     rm -rf "$folder"
     if .venv/bin/python -m venv "$folder" > "$log" 2>&1 && "$python" -m pip install --disable-pip-version-check "${@:3}" >> "$log" 2>&1 &&
         "$python" -c "import $module" >> "$log" 2>&1; then
-        echo "$1: $("$python" -m pip list --disable-pip-version-check --format freeze 2> /dev/null | grep -i -E "^(llama[_-]cpp|ik[_-]llama|openvino[_-]genai)" | tr '\n' ' ')"
+        echo "$1: $("$python" -m pip list --disable-pip-version-check --format freeze 2> /dev/null | grep -i -E "^(llama[_-]cpp|ik[_-]llama|openvino[_-]genai|onnxruntime)" | tr '\n' ' ')"
     else
         echo "$1: could not be made; the end of $log says why:" >&2
         tail -n 3 "$log" >&2
@@ -30,4 +30,5 @@ wheel=$(find .cache/wheels -name 'llama_cpp_python-*.whl' 2> /dev/null | sort | 
 CMAKE_ARGS=${CMAKE_ARGS:--DGGML_NATIVE=ON} peer llamacpp llama_cpp "${wheel:-llama-cpp-python}"
 peer ik_llamacpp ik_llama_cpp ik-llama-cpp-python
 peer openvino openvino_genai openvino-genai gguf
+peer onnxruntime_genai onnxruntime_genai onnxruntime-genai
 exit $missing

@@ -26,8 +26,10 @@ STARTS = {
     "llamacpp": ("llama", "start_llamacpp"),
     "ik_llamacpp": ("llama", "start_ik_llamacpp"),
     "openvino": ("openvino", "OpenVinoRunner"),
+    "onnxruntime_genai": ("genai", "GenaiRunner"),
 }
-"""Engine -> the module of `peers` and what starts it there. Ours on another backend, `edgeinfer-BACKEND`, starts like ours."""
+"""Engine -> the module of `peers` and what starts it there. Ours on another backend, `edgeinfer-BACKEND`, starts like ours. onnxruntime-genai reads no GGUF
+files, so it is no peer of `bench`: a bar starts it on an exported graph."""
 
 
 def _mappings(model: str) -> list[tuple[int, int, int]]:

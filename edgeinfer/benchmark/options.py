@@ -36,8 +36,13 @@ def parse_interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def peer_python(name: str) -> Path:
+    """The Python of an environment in EDGEINFER_PEERS (made by `make bench-peers`), whether it is there or not."""
+    folder = Path(env.value("EDGEINFER_PEERS") or Path(__file__).resolve().parents[2] / ".cache" / "peers")
+    return folder / name / "bin" / "python"
+
+
 def peer_interpreters(given: Mapping[str, str]) -> dict[str, str]:
     """The Python of each peer: as given, or of its environment in EDGEINFER_PEERS (made by `make bench-peers`). Others are looked for in this one."""
-    folder = Path(env.value("EDGEINFER_PEERS") or Path(__file__).resolve().parents[2] / ".cache" / "peers")
-    found = {peer: folder / peer / "bin" / "python" for peer in PEERS}
+    found = {peer: peer_python(peer) for peer in PEERS}
     return {peer: str(path) for peer, path in found.items() if path.exists()} | dict(given)
