@@ -86,6 +86,15 @@ def exp_of_not_positive(simd, x):
 
 
 @kernel_function
+def exp_of_four(simd, x):
+    """`exp` of a tuple of four; see `exp_of_four_not_positive`."""
+    highest = simd.splat_f32(EXP_HIGHEST)
+    return exp_of_four_not_positive(
+        simd, (simd.minimum(highest, x[0]), simd.minimum(highest, x[1]), simd.minimum(highest, x[2]), simd.minimum(highest, x[3]))
+    )
+
+
+@kernel_function
 def fma_four(simd, x, y, z):
     """fma(x[i], y[i], z) of two tuples of four vectors and a vector."""
     return simd.fma(x[0], y[0], z), simd.fma(x[1], y[1], z), simd.fma(x[2], y[2], z), simd.fma(x[3], y[3], z)
