@@ -116,7 +116,7 @@ def _refusal(library: Any, target: Target, error: Exception) -> EdgeInferError:
     entry = PROVIDERS.get(target.name)
     known = f"; it is known to take {entry.dialect}" if entry is not None and entry.dialect != target.dialect else ""
     options = ",".join(f"{key}={value}" for key, value in target.options.items())
-    old = "" if tells_placement(library) else " (this version cannot tell which nodes run where, so the provider has to take all of them; from 1.24 on it need not)"
+    old = "" if tells_placement(library) else " (this version cannot tell which nodes run where, so a provider has to take all; from 1.24 on it need not)"
     return ProviderError(
         f"the provider {target.name} on {target.device} of ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}"
         f"{f' with the options {options}' if options else ''}{known}: {reason}{old}"
