@@ -20,7 +20,7 @@ from pathlib import Path
 from common import ROOT, bar, environment, finish, unable
 
 BACKENDS = ("numba", "onnx", "llamacpp", "fake", "counting")
-SUITE = ("tests/backends/test_contract.py", "tests/backends/test_contract_bursts.py")
+SUITE = tuple(f"tests/backends/test_contract{part}.py" for part in ("", "_engine", "_bursts"))
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""What every backend promises, on small models: bits or tolerances across batches and chunks, release and reuse, ends, errors, no leaks.
+"""What every backend promises, on small models: bits or tolerances across batches and chunks, release and reuse, ends, errors. `test_contract_engine.py`
+and `test_contract_bursts.py` go on with it.
 
 What a backend declares in its capabilities has to hold; what it does not declare has to be refused. `test_contract_catches.py` shows that backends which
 lie fail here. The installed backend `counting` is the example of docs/backends.md.
@@ -6,24 +7,19 @@ lie fail here. The installed backend `counting` is the example of docs/backends.
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from edgeinfer import Engine, SamplingParams
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.backends.load import load_backend
-from edgeinfer.core.errors import ContextLengthError, EdgeInferError, EngineClosedError, InvalidRequestError, NonFiniteError
+from edgeinfer.core.errors import EdgeInferError
 from edgeinfer.core.steps import OutputKind
 from edgeinfer.gguf.reader import GGUFFile
 from tests.backends.example import install_example
@@ -301,207 +297,3 @@ def test_closing_twice_is_fine_and_a_step_afterwards_is_a_clear_error(case: Case
     loaded.close()
     with pytest.raises(EdgeInferError):
         driver.run(Rows(1, 5, _tokens(1)))
-
-
-def test_threads_share_an_engine_and_get_their_solo_answers(case: Case) -> None:
-    prompts = [_tokens(5 + 11 * number, number) for number in range(6)]
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
-    with Engine.load(
-        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4
-    ) as engine:
-        solo = [engine.generate(prompt, params).token_ids for prompt in prompts]
-        assert [one.token_ids for one in engine.generate_many(prompts, params)] == solo
-        with ThreadPoolExecutor(4) as pool:
-            for _ in range(3):
-                assert [one.token_ids for one in pool.map(lambda prompt: engine.generate(prompt, params), prompts)] == solo
-        assert engine.logits(prompts[3]).shape == (len(prompts[3]), engine.vocabulary)
-
-
-def test_two_engines_at_once_give_the_answers_of_one(case: Case) -> None:
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    prompts = [_tokens(40, number) for number in range(4)]
-    options: dict[str, Any] = {
-        "backend": case.backend,
-        "provider": case.provider,
-        "context": CONTEXT,
-        "threads": 1,
-        "cache_type": "f32",
-        "maximum_sequences": 4,
-    }
-    with Engine.load(case.model, **options) as first, Engine.load(case.model, **options) as second:
-        expected = [first.generate(prompt, params).token_ids for prompt in prompts]
-        with ThreadPoolExecutor(2) as pool:
-            answers = pool.map(lambda engine: [engine.generate(prompt, params).token_ids for prompt in prompts], (first, second))
-        assert list(answers) == [expected, expected]
-
-
-@pytest.mark.parametrize("prefix_reuse", [True, False])
-def test_a_prompt_that_comes_again_is_answered_the_same_with_and_without_reuse(case: Case, prefix_reuse: bool) -> None:
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    options: dict[str, Any] = {"context": CONTEXT, "threads": 1, "cache_type": "f32", "maximum_sequences": 4, "cache_tokens": 4 * CONTEXT}
-    with Engine.load(case.model, backend=case.backend, provider=case.provider, prefix_reuse=prefix_reuse, **options) as engine:
-        first = engine.generate(_tokens(80), params)
-        others = [engine.generate(_tokens(60, seed), params) for seed in (1, 2)]
-        again = engine.generate(_tokens(80), params)
-        longer = engine.generate([*_tokens(80), 90, 91], params)
-        shares = engine.capabilities.kept_sequences or (engine.capabilities.uses_block_tables and engine.capabilities.bit_exact_chunks)
-        assert again.token_ids == first.token_ids
-        assert [one.usage.cached_tokens for one in (first, *others)] == [0, 0, 0]
-        assert (again.usage.cached_tokens >= 64) == (longer.usage.cached_tokens >= 64) == bool(prefix_reuse and shares)
-        engine._loop.scheduler.check()
-
-
-def test_a_cancelled_request_gives_its_places_back_and_nobody_else_notices(case: Case) -> None:
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    with Engine.load(
-        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=2, prefix_reuse=False
-    ) as engine:
-        expected = engine.generate(_tokens(30, 9), params).token_ids
-        for number in range(6):  # more than may run at once: without their places back the later ones would wait for ever
-            stream = engine.stream(_tokens(60, number), params)
-            if number % 2:
-                next(stream)
-                next(stream)
-            stream.close()  # type: ignore[attr-defined]
-        assert engine.generate(_tokens(30, 9), params).token_ids == expected
-        deadline = time.monotonic() + 20
-        while engine._loop.scheduler.has_work and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert sum(engine._loop.scheduler.state.pages_used.values()) == 0
-
-
-def test_closing_ends_requests_that_run_with_an_error_and_soon(case: Case) -> None:
-    engine = Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=8, maximum_sequences=4)
-    streams = [engine.stream(_tokens(20, number), SamplingParams(max_tokens=100, ignore_eos=True)) for number in range(6)]
-    next(streams[0])
-    closing = threading.Thread(target=engine.close)
-    closing.start()
-    for stream in streams:
-        try:
-            list(stream)
-        except EngineClosedError:
-            pass
-    closing.join(timeout=30)
-    assert not closing.is_alive()
-    with pytest.raises(EngineClosedError):
-        engine.generate([65])
-
-
-def test_an_answer_ends_with_the_context(case: Case) -> None:
-    with Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, cache_type="f32", maximum_sequences=4) as engine:
-        assert engine.context == CONTEXT
-        full = engine.generate(_tokens(100), SamplingParams(max_tokens=10_000, ignore_eos=True))
-        assert full.finish_reason == "length" and len(full.token_ids) == CONTEXT - 100
-        assert len(engine.generate(_tokens(CONTEXT - 1), SamplingParams(max_tokens=10, ignore_eos=True)).token_ids) == 1
-        with pytest.raises(ContextLengthError):
-            engine.generate(_tokens(CONTEXT))
-        assert engine.logits(_tokens(CONTEXT)).shape[0] == CONTEXT
-        with pytest.raises(ContextLengthError):
-            engine.logits(_tokens(CONTEXT + 1))
-
-
-def test_pages_given_up_behind_a_window_and_a_small_step_change_nothing(case: Case, driver: Driver) -> None:
-    tokens = _tokens(CONTEXT)
-    expected = driver.whole(1, tokens)
-    with Engine.load(
-        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=8, cache_type="f32", maximum_sequences=4
-    ) as engine:
-        other = engine.stream(_tokens(9), SamplingParams(max_tokens=100, ignore_eos=True))  # takes pages that were given up
-        assert _equal(driver.backend.capabilities.bit_exact_chunks, engine.logits(tokens), expected)
-        assert len(list(other)) == 100
-
-
-def test_embeddings_are_pooled_hidden_states_alone_and_beside_others(case: Case) -> None:
-    prompts = [_tokens(count, seed=count) for count in (1, 9, 40, CONTEXT)]
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-    with Engine.load(
-        case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, chunk=32, cache_type="f32", maximum_sequences=4
-    ) as engine:
-        if OutputKind.HIDDEN not in engine.capabilities.output_kinds:
-            with pytest.raises(InvalidRequestError, match="no hidden states"):
-                engine.embed(prompts)
-            return
-        exact = engine.capabilities.bit_exact_batches and engine.capabilities.bit_exact_chunks
-        answer = engine.generate(_tokens(20), params).token_ids
-        hidden = engine.embed(prompts, "none", normalize=False)
-        for prompt, rows in zip(prompts, hidden, strict=True):
-            assert rows.shape[0] == len(prompt) and rows.dtype == np.float32
-            assert _equal(False, rows @ _output_matrix(case.model).T, engine.logits(prompt))
-        pools: dict[str, Callable[[Logits], Logits]] = {"mean": lambda rows: rows.mean(axis=0), "last": lambda rows: rows[-1], "cls": lambda rows: rows[0]}
-        for pooling, pool in pools.items():
-            beside = engine.stream(_tokens(20), params)
-            together = engine.embed(prompts, pooling)
-            assert tuple(token for event in beside for token in event.token_ids) == answer
-            alone = [engine.embed([prompt], pooling)[0] for prompt in prompts]
-            assert _equal(exact, np.stack(together), np.stack(alone))
-            expected = np.stack([pool(rows) for rows in hidden])
-            assert _equal(False, np.stack(together), expected / np.linalg.norm(expected, axis=1, keepdims=True))
-        with pytest.raises(ContextLengthError):
-            engine.embed([_tokens(CONTEXT + 1)])
-        engine._loop.scheduler.check()
-
-
-def test_sequences_that_do_not_fit_together_are_computed_again_and_answer_the_same(case: Case) -> None:
-    prompts = [_tokens(40 + number, number) for number in range(4)]
-    params = SamplingParams(max_tokens=50, ignore_eos=True)
-    options: dict[str, Any] = {"context": CONTEXT, "threads": 1, "cache_type": "f32", "maximum_sequences": 4}
-    with Engine.load(case.model, backend=case.backend, provider=case.provider, cache_tokens=4 * CONTEXT, **options) as roomy:
-        expected = [roomy.generate(prompt, params).token_ids for prompt in prompts]
-    with Engine.load(case.model, backend=case.backend, provider=case.provider, cache_tokens=CONTEXT + 64, **options) as tight:
-        assert [one.token_ids for one in tight.generate_many(prompts, params)] == expected
-        if case.backend != "llamacpp":  # which rounds its cache up
-            assert tight._loop.scheduler.state.preemptions > 0
-
-
-def _resources() -> tuple[int, int, int]:
-    """Resident bytes, threads, open files of this process."""
-    status = Path("/proc/self/status").read_text()
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return int(fields["VmRSS"].split()[0]) * 1024, int(fields["Threads"]), len(os.listdir("/proc/self/fd"))
-
-
-def test_loading_and_closing_fifty_times_leaves_nothing_behind(case: Case) -> None:
-    def once() -> int:
-        with Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, maximum_sequences=4) as engine:
-            engine.generate(_tokens(20), SamplingParams(max_tokens=5, ignore_eos=True))
-        gc.collect()
-        return _resources()[0]
-
-    for _ in range(5):
-        once()
-    before = _resources()
-    sizes = [once() for _ in range(50)]
-    assert _resources()[1:] == before[1:]
-    # An allocator may keep a little; a leak of a model (200 kB and more) or of a cache would grow from the first half to the second.
-    assert np.median(sizes[40:]) - np.median(sizes[10:20]) < 2e6
-
-
-def test_an_engine_that_is_only_dropped_gives_its_memory_back(case: Case) -> None:
-    def once() -> None:
-        Engine.load(case.model, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, maximum_sequences=4).generate(
-            [65], SamplingParams(max_tokens=2)
-        )
-
-    for _ in range(2):
-        once()
-    gc.collect()
-    before = _resources()
-    for _ in range(5):
-        once()
-    gc.collect()
-    after = _resources()
-    assert after[0] - before[0] < 16e6 and after[1:] == before[1:]
-
-
-def test_values_that_are_not_finite_are_a_typed_error(case: Case, tmp_path: Path) -> None:
-    if case.backend in ("fake", "counting"):
-        pytest.skip("a backend without weights computes nothing that could overflow")
-    broken = tiny_llama(tmp_path / "overflowing.gguf", tensors={"output_norm.weight": np.full(64, 3e38, dtype=np.float32)})
-    with Engine.load(broken, backend=case.backend, provider=case.provider, context=CONTEXT, threads=1, maximum_sequences=4) as engine:
-        with pytest.raises(NonFiniteError):
-            engine.generate(_tokens(5), SamplingParams(max_tokens=5))
-        with pytest.raises(NonFiniteError):
-            engine.logits(_tokens(5))
-        if OutputKind.HIDDEN in engine.capabilities.output_kinds:
-            with pytest.raises(NonFiniteError):
-                engine.embed([_tokens(5)])

@@ -182,7 +182,7 @@ def test_made_up_hidden_states_are_caught(tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "tiny.gguf")
     driver = Driver(ClaimsHiddenStates.load(model, OPTIONS))
     with pytest.raises(AssertionError):
-        contract.test_hidden_states_are_what_the_output_matrix_multiplies(("fake", model), driver)
+        contract.test_hidden_states_are_what_the_output_matrix_multiplies(contract.Case("fake", model), driver)
 
 
 @pytest.mark.parametrize("make", [lambda: FakeBackend, _counting], ids=["fake", "counting"])

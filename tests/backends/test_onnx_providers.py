@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,56 +17,18 @@ from edgeinfer.backends.load import load_backend
 from edgeinfer.backends.onnx import backend as onnx_backend
 from edgeinfer.backends.onnx import provider_search
 from edgeinfer.backends.onnx.dialects import DIALECTS
-from edgeinfer.backends.onnx.placement import placement_of, placement_settings, require_share
 from edgeinfer.backends.onnx.provider_report import provider_findings
 from edgeinfer.backends.onnx.provider_search import CPU_TARGET, MissingProviderError, Target, automatic_targets, find, target_of
 from edgeinfer.backends.onnx.providers import PROVIDERS, ProviderRequest, checked_share, parse_provider
-from edgeinfer.backends.onnx.session import MadeSession, make_session
+from edgeinfer.backends.onnx.session import MadeSession
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, ProviderError, UnknownChoiceError
 from edgeinfer.core.steps import OutputKind
+from tests.backends.onnx_fakes import plugin_device, runtime
 from tests.backends.onnx_graphs import distance, reference
 from tests.backends.support import Driver, Rows
 from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
 
 TOKENS = list(range(40, 100))
-
-
-class Session:
-    """A session as a library of `runtime` makes it."""
-
-    def __init__(self, model: object, options: Any, providers: Any = (), enable_fallback: int = 1) -> None:
-        assert enable_fallback == 0, "ONNX Runtime would go to another provider by itself"
-        self.providers = [provider if isinstance(provider, str) else provider[0] for provider in providers]
-        self.options = options
-        self.given = providers
-
-    def get_providers(self) -> list[str]:
-        return self.providers
-
-
-class TellingSession(Session):
-    counts: ClassVar[dict[str, int]] = {}
-
-    def get_provider_graph_assignment_info(self) -> list[Any]:
-        return [types.SimpleNamespace(ep_name=name, get_nodes=lambda count=count: [None] * count) for name, count in self.counts.items()]
-
-
-def runtime(available: tuple[str, ...] = ("CPUExecutionProvider",), plugin_devices: tuple[Any, ...] = (), **more: Any) -> Any:
-    """An ONNX Runtime with some providers built in, and a plugin that offers devices once it is registered."""
-    registered: list[Any] = []
-    fields: dict[str, Any] = {
-        "__version__": "1.0", "__file__": "/environment/onnxruntime/__init__.py", "InferenceSession": TellingSession,
-        "get_available_providers": lambda: list(available), "get_all_providers": lambda: [*available, "CUDAExecutionProvider"],
-        "get_ep_devices": lambda: list(registered), "register_execution_provider_library": lambda name, path: registered.extend(plugin_devices),
-        "capi": types.SimpleNamespace(_pybind_state=types.SimpleNamespace(get_available_openvino_device_ids=lambda: ["GPU.0", "CPU"])),
-    }  # fmt: skip
-    return types.SimpleNamespace(**{**fields, **more})
-
-
-def plugin_device(kind: str, name: str = "MineExecutionProvider") -> Any:
-    return types.SimpleNamespace(
-        ep_name=name, ep_vendor="Maker", device=types.SimpleNamespace(type=f"OrtHardwareDeviceType.{kind}", vendor="", metadata={"Description": f"a {kind}"})
-    )
 
 
 @pytest.fixture
@@ -259,93 +219,6 @@ def test_auto_runs_and_says_what_it_took(tmp_path: Path) -> None:
         placement = engine.capabilities.placement
         assert placement is not None and placement.reason and placement.share >= 0.5 and "provider auto is" in engine.capabilities.description
         json.dumps(placement.to_json(), allow_nan=False)
-
-
-# Who runs the nodes
-
-OPENVINO = Target("openvino", "OpenVINOExecutionProvider", "opset21", "CPU", {})
-
-
-def test_nodes_are_counted_by_who_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = runtime()
-    assert placement_settings(library, OPENVINO) == {"session.record_ep_graph_assignment_info": "1"}
-    monkeypatch.setattr(TellingSession, "counts", {"OpenVINOExecutionProvider": 57, "CPUExecutionProvider": 4})
-    found = placement_of(library, TellingSession("", None, enable_fallback=0), OPENVINO, 61)
-    assert (found.provider_nodes, found.total) == (57, 61) and found.share == 57 / 61
-    assert "runs 57 of 61 nodes (OpenVINOExecutionProvider 57, CPUExecutionProvider 4) on CPU in the dialect opset21" in str(found)
-    require_share(found, 0.9)
-    with pytest.raises(ProviderError, match=r"takes only 57 of 61 nodes \(93.4%\).*at least 95% was asked for; accept less \(--min-share 0.934"):
-        require_share(found, 0.95)
-
-
-def test_a_provider_that_runs_nothing_is_refused_whatever_the_share() -> None:
-    nothing = Placement("qnn", "opset21", "NPU", {"CPUExecutionProvider": 61}, 0)
-    with pytest.raises(ProviderError, match="takes only 0 of 61 nodes.*the dialect that it is known to take \\(qnn:dialect=cpu\\)"):
-        require_share(nothing, 0.0)
-
-
-def test_an_old_library_that_cannot_tell_must_give_the_provider_everything() -> None:
-    library = runtime(InferenceSession=Session)
-    assert placement_settings(library, OPENVINO) == {"session.disable_cpu_ep_fallback": "1"}
-    assert placement_settings(library, CPU_TARGET) == {}
-    assert placement_of(library, Session("", None, enable_fallback=0), OPENVINO, 61).share == 1.0
-
-
-class _Options:
-    def __init__(self) -> None:
-        self.entries: dict[str, str] = {}
-
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        self.entries[key] = value
-
-    def add_provider_for_devices(self, devices: list[Any], options: dict[str, str]) -> None:
-        self.devices, self.own = devices, options
-
-
-def _session(library: Any, target: Target, tmp_path: Path) -> MadeSession:
-    from edgeinfer.gguf.reader import GGUFFile
-    from edgeinfer.model import build_program, fuse
-
-    with GGUFFile.open(tiny_llama(tmp_path / "model.gguf", weight_format="Q8_0")) as file:
-        return make_session(library, fuse(build_program(file)), file, 64, 3, target)
-
-
-@pytest.mark.onnx
-def test_a_session_gets_the_provider_its_options_and_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = runtime(SessionOptions=_Options)
-    monkeypatch.setattr(TellingSession, "counts", {"OpenVINOExecutionProvider": 9})
-    target = Target("openvino", "OpenVINOExecutionProvider", "opset21", "CPU", {"device_type": "CPU"}, thread_option="num_of_threads")
-    made = _session(library, target, tmp_path)
-    own = {"num_of_threads": "3", "device_type": "CPU"}
-    assert made.session.given == [("OpenVINOExecutionProvider", own), "CPUExecutionProvider"] and made.placement.provider_nodes == 9
-    old = _session(runtime(SessionOptions=_Options, InferenceSession=Session), target, tmp_path)
-    assert old.session.given == [("OpenVINOExecutionProvider", own)], "an old library refuses a CPU provider that may take nothing"
-    assert old.session.options.entries == {"session.disable_cpu_ep_fallback": "1"}
-    plugin = Target("mine", "mine", "opset21", "an NPU", {"a": "b"}, devices=("device",))
-    made = _session(library, plugin, tmp_path)
-    assert made.session.options.devices == ["device"] and made.session.options.own == {"a": "b"} and made.session.given == ()
-
-
-@pytest.mark.onnx
-def test_a_provider_that_drops_out_or_refuses_is_an_error(tmp_path: Path) -> None:
-    class Dropping(TellingSession):
-        def get_providers(self) -> list[str]:
-            return ["CPUExecutionProvider"]
-
-    class Refusing(TellingSession):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : /on/state.cc:10 std::shared_ptr<A> b::c(const d&, e) Invalid\n option")
-
-    with pytest.raises(ProviderError, match="could not load the provider openvino; repair its package"):
-        _session(runtime(SessionOptions=_Options, InferenceSession=Dropping), OPENVINO, tmp_path)
-    refused = Target("openvino", "OpenVINOExecutionProvider", "opset23", "CPU", {"a": "b"})
-    with pytest.raises(
-        ProviderError, match=r"on CPU of .* refuses the graph in the dialect opset23 with the options a=b; it is known to take opset21: Invalid option$"
-    ):
-        _session(runtime(SessionOptions=_Options, InferenceSession=Refusing), refused, tmp_path)
-    with pytest.raises(EdgeInferError, match="refuses the graph in the dialect cpu: Invalid option") as caught:
-        _session(runtime(SessionOptions=_Options, InferenceSession=Refusing), CPU_TARGET, tmp_path)
-    assert not isinstance(caught.value, ProviderError)
 
 
 # A provider that takes fixed shapes only
