@@ -95,6 +95,8 @@ def parse_backends(text: str) -> tuple[str, ...]:
         raise InvalidRequestError(f"backends are {text!r}; expected names with commas between, such as {','.join(BACKENDS)}")
     known = known_backends()
     for name in names:
+        if name == AUTO:
+            raise UnknownChoiceError(f"backends are {text!r}, but {AUTO} is a choice between backends; name those to compare: {', '.join(known)}")
         if name not in (*known, "fake"):
             raise UnknownChoiceError(f"there is no backend named {name!r}; choose from {', '.join(known)}")
     return names

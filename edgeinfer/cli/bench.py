@@ -44,6 +44,7 @@ def bench(
     from edgeinfer.benchmark.rounds import BenchmarkOptions, run_benchmark
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import note, print_json
+    from edgeinfer.core.errors import InvalidRequestError
     from edgeinfer.core.host import worker_threads
     from edgeinfer.core.tables import report_console
 
@@ -64,6 +65,9 @@ def bench(
     )
     for count in wanted.threads:
         worker_threads(count)
+    if profile and "numba" not in wanted.backends:
+        named = ", ".join(wanted.backends)
+        raise InvalidRequestError(f"--profile is of the backend numba, which is not among {named}; name it as well, or leave --profile out")
     path = resolve_model(model)
     if write is not None:  # before minutes are spent on measuring
         check_folder(write)

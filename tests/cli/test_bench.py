@@ -21,6 +21,8 @@ Command = Callable[..., Any]
         (("--threads", "0"), "threads are [0]"),
         (("--batch", "1,64"), "at most 32 sequences"),
         (("--plot", "picture.svg"), "ends in .png"),
+        (("--backend", "auto"), "auto is a choice between backends; name those to compare: numba, llamacpp, onnx"),
+        (("--backend", "llamacpp", "--profile"), "--profile is of the backend numba, which is not among llamacpp"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(command: Command, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
