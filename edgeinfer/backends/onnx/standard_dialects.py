@@ -23,7 +23,7 @@ from edgeinfer.model.program import CacheStore, Operation, Weight
 from kernels_numba.formats import format_by_name
 
 _NOWHERE = 1 << 30  # the position of a place in the cache that holds nothing: after every row
-_HIDDEN = -1e30  # added to the score of a token that may not be seen; finite, so that a row of padding that sees nothing is no NaN
+_HIDDEN = -6e4  # added to the score of a token that may not be seen; finite in half precision too, and a row of padding that sees nothing is no NaN
 _TRANSPOSED_ROWS = 256
 
 
