@@ -11,7 +11,7 @@ PROMPT ?= What is gravity?
 PYTEST_ARGUMENTS ?=
 export PYTHON
 
-.PHONY: help run install environment test prepare-tests test-only lint bench-peers bench verify campaign test-arm64 kernel-pack readme clean
+.PHONY: help run install environment test prepare-tests test-only lint bench-peers bench verify campaign provider-environments test-providers test-arm64 kernel-pack readme clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -45,6 +45,14 @@ lint: environment
 # make bench-peers     an environment for each peer of the benchmark: llama.cpp, ik_llama.cpp, openvino-genai
 bench-peers: environment
 	@tools/bench_peers.sh
+
+# make provider-environments   an environment for each other provider of ONNX Runtime that can be run here: OpenVINO, QNN's simulator
+provider-environments: environment
+	@tools/provider_environments.sh
+
+# make test-providers  the contract suite and the provider's own tests on OpenVINO, in its environment
+test-providers: environment
+	@tools/test_providers.sh $(PYTEST_ARGUMENTS)
 
 # make bench           speed on the real models, beside llama.cpp
 bench: prepare-tests

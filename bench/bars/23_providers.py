@@ -4,7 +4,8 @@
 
 Each has an environment of its own, made by `make provider-environments` (EDGEINFER_PROVIDERS names another folder with NAME/bin/python).
 openvino: the share of the graph's nodes that it takes, which is all; prefill of 512 and decode of 96 tokens with 2 threads, in alternating rounds beside
-ONNX Runtime's CPU provider; KL(reference || ours), which is not above llama.cpp's where that is installed, beside the CPU provider's.
+ONNX Runtime's CPU provider; KL(reference || ours), at most 1.25 times llama.cpp's where that is installed, beside the CPU provider's (OpenVINO quantizes
+activations to 8 bits by itself).
 qnn: every different operator of a decoder layer of SmolLM2's shapes as a graph of its own with fixed shapes, in two dialects: who runs it, and its error
 against NumPy; then the layer as a whole. It computes in half precision: an operator is off by at most 0.3 % of its result, the layer's logits by 1 %.
 """
@@ -74,7 +75,7 @@ def divergence(name: str, model: Path, python: str, tokens: int) -> None:
     if cpu["kl_reference_oracle"] is None:
         print("llama-cpp-python is not installed, so the divergence has nothing to be compared with")
     else:
-        at_most(f"{name}: KL(reference || openvino)", ours["kl_reference_ours"], cpu["kl_reference_oracle"], "nats, llama.cpp's", 6)
+        at_most(f"{name}: KL(reference || openvino)", ours["kl_reference_ours"] / cpu["kl_reference_oracle"], 1.25, "x llama.cpp's")
 
 
 def speed(name: str, model: Path, python: str, rounds: int) -> None:
