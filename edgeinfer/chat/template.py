@@ -221,9 +221,10 @@ class ChatTemplate:
         except SecurityError as error:
             raise ChatTemplateError(f"the chat template asks for something that the sandbox does not allow: {error}") from None
         except UndefinedError as error:
-            raise ChatTemplateError(f"the chat template needs something that the messages do not have: {error}") from None
+            raise ChatTemplateError(f"the chat template needs something that the messages do not have: {error}{_odd_content(given['messages'])}") from None
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
-            raise ChatTemplateError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from None
+            told = f"{type(error).__name__}: {error}{_odd_content(given['messages'])}"
+            raise ChatTemplateError(f"the chat template fails on these messages: {told}") from None
 
     def _template(self, name: str) -> Template:
         from jinja2.exceptions import TemplateError, TemplateSyntaxError
@@ -238,6 +239,18 @@ class ChatTemplate:
                 raise ChatTemplateError(f"the chat template '{name}' cannot be used: {error}") from None
             self._compiled[name] = found
         return found
+
+
+def _odd_content(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The end of a sentence about the first message whose content is no text, which is why most templates fail; nothing where there is none."""
+    for place, message in enumerate(messages):
+        if "content" not in message:
+            return f"; message {place} has no content"
+        content = message["content"]
+        if not isinstance(content, str):
+            kind = "None" if content is None else f"a {type(content).__name__}"
+            return f"; message {place} has {kind} as its content, and this template may take text alone"
+    return ""
 
 
 _NO_TEMPLATE = (

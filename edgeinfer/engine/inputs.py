@@ -5,7 +5,7 @@ Every refusal names the value and what would be right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +39,7 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, vocabulary: int) -> l
 
 def checked_token_ids(ids: Iterable[int], vocabulary: int) -> list[int]:
     """`ids` as a list of Python integers, each from 0 to `vocabulary` - 1; raises InvalidRequestError naming the id and the vocabulary's size."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+    if isinstance(ids, str | bytes | Mapping | Set) or not isinstance(ids, Iterable):  # the last two have no order of their own
         raise InvalidRequestError(f"expected a text or a list of token ids, found {_kind(ids)}")
     checked = []
     for index, value in enumerate(ids):

@@ -176,6 +176,19 @@ def test_empty_content_is_the_templates_affair(content: str | None) -> None:
     assert _render("[{{ messages[0].content }}]", [{"role": "user", "content": content}]) == f"[{content}]"
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "user", "content": None}, "message 1 has None as its content, and this template may take text alone"),
+        ({"role": "user", "content": [{"type": "text", "text": "A"}]}, "message 1 has a list as its content, and this template may take text alone"),
+        ({"role": "user"}, "message 1 has no content"),
+    ],
+)
+def test_content_that_a_template_cannot_take_is_named(message: dict[str, Any], told: str) -> None:
+    with pytest.raises(ChatTemplateError, match=told):
+        _render("{% for message in messages %}{{ '<' + message.content + '>' }}{% endfor %}", [{"role": "system", "content": "s"}, message])
+
+
 def test_a_model_without_a_template_is_refused_with_the_remedy() -> None:
     with pytest.raises(ChatTemplateError, match="no chat template.*completion mode.*pass a template"):
         ChatTemplate.from_metadata({"general.name": "base", "tokenizer.chat_templates": ["x"]}, TOKENIZER)

@@ -185,7 +185,7 @@ def test_ids_outside_the_vocabulary_are_refused_by_name(wrong: list[int]) -> Non
         assert engine.generate(np.array([1, 2], dtype=np.uint16), SamplingParams(max_tokens=1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [None, 5, b"bytes", {"a": 1}.values])
+@pytest.mark.parametrize("wrong", [None, 5, b"bytes", {"a": 1}.values, {}, {5: "five"}, {5, 6}, frozenset({5})])
 def test_prompts_that_are_neither_text_nor_ids_are_refused(wrong: str) -> None:
     with fake_engine() as engine:
         with pytest.raises(InvalidRequestError):
