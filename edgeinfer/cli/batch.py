@@ -49,7 +49,13 @@ def batch(
     context: options.Context = None,
     cache_type: options.CacheType = "f16",
 ) -> None:
-    """Answer a file of requests together. The options hold for lines that do not say otherwise."""
+    """Answer a file of requests together. The options hold for lines that do not say otherwise.
+
+    A request has "prompt" (a text or a list of token ids) or "messages" ([{"role": "user", "content": "..."}]), and may have "id", which comes back with
+    its answer, "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop" and "ignore_eos".
+
+    Ends with 1 when a request failed; its line of answers then has "error" instead of "text".
+    """
     from edgeinfer.cli.console import loading, note
     from edgeinfer.core.errors import InvalidRequestError
 

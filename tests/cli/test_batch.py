@@ -97,3 +97,13 @@ def test_answers_to_standard_output(command: Command, engine: Any, tmp_path: Pat
     (tmp_path / "in.jsonl").write_text('{"prompt": "a b"}\n')
     ended = command("batch", str(tmp_path / "in.jsonl"), "-", "--model", "m.gguf")
     assert json.loads(ended.out)["text"] == "A B"
+
+
+def test_the_help_names_every_field_of_a_request() -> None:
+    from dataclasses import fields
+
+    from edgeinfer.cli.batch import batch
+    from edgeinfer.core.requests import SamplingParams
+
+    for name in ("prompt", "messages", "id", *(field.name for field in fields(SamplingParams))):
+        assert f'"{name}"' in (batch.__doc__ or ""), name
