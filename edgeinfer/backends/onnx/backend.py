@@ -31,6 +31,9 @@ from kernels_numba.formats import format_by_name
 
 _KEPT_BINDINGS = 64
 
+MAXIMUM_PASSES = 16
+"""Passes of a burst at most: more than the scheduler finds room for in the time that it allows."""
+
 WIDE_CACHE = "the KV cache of the onnx backend is float32, twice the memory of f16"
 
 
@@ -95,6 +98,7 @@ class OnnxBackend:
             output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             placement=made.placement,
             kept_sequences=kept,
+            maximum_passes=MAXIMUM_PASSES,
             copies_prefixes=True,
             warnings=(*made.warnings, *(() if options.cache_type == "f32" else (WIDE_CACHE,))),
         )
@@ -132,25 +136,38 @@ class OnnxBackend:
             raise
 
     def step(self, step: Step) -> StepOutputs:
-        """Runs one forward pass; see `Backend`. Values in the result are overwritten by the next step."""
+        """Runs one forward pass, or a burst; see `Backend`. Values in the result are overwritten by the next step."""
         if self._closed:
             raise EngineClosedError("the onnx backend was closed")
         refuse_undeclared(step, self.capabilities)
         slots = np.array([self._cache.slot(table.sequence_id, table.start) for table in step.sequences])
+        runs = _single_rows(step, slots) if self._one_row else _runs(step, slots, self.rows_at_once)
+        found = self._pass(step, slots, runs)
+        if step.burst is None:
+            return found
+        chosen = [found.logits.argmax(axis=1).astype(np.int32)]
+        while len(chosen) < step.burst.passes and not np.isin(chosen[-1], step.burst.end_ids).any() and not step.burst.interrupt[0]:
+            step = replace(step, token_ids=chosen[-1], slots=step.slots + 1, rope_positions=step.rope_positions + 1)
+            found = self._pass(step, slots, runs)
+            chosen.append(found.logits.argmax(axis=1).astype(np.int32))
+        return replace(found, largest=np.array(chosen))
+
+    def _pass(self, step: Step, slots: NDArray[np.intp], runs: Sequence[Run]) -> StepOutputs:
+        """One forward pass of a step, or of a burst."""
         wanted = np.flatnonzero(step.outputs)
         wants_hidden = step.outputs[wanted] == int(OutputKind.HIDDEN)
         hidden = self._hidden if wants_hidden.any() else None
         order: list[NDArray[np.intp]] = []
         done = 0
-        for run in _single_rows(step, slots) if self._one_row else _runs(step, slots, self.rows_at_once):
-            rows = run.rows[np.isin(run.rows, wanted)]
-            outputs = np.array([0]) if self._one_row else np.flatnonzero(np.isin(run.rows, wanted))
+        for run in runs:
+            asked = step.outputs[run.rows] != int(OutputKind.NONE)
+            outputs = np.array([0]) if self._one_row else np.flatnonzero(asked)
             places = slice(done, done + len(outputs))
             self._run(step, run, outputs, self._logits[places], None if hidden is None else hidden[places])
-            order.append(rows)
-            done += len(rows)
-        for index, slot in enumerate(slots):
-            self._cache.filled(int(slot), int(step.slots[step.sequence == index].max()) + 1)
+            order.append(run.rows[asked])
+            done += len(order[-1])
+        for slot, last in zip(slots, np.flatnonzero(np.append(np.diff(step.sequence), 1)), strict=True):
+            self._cache.filled(int(slot), int(step.slots[last]) + 1)
         logits = self._logits[:done]
         made = np.concatenate(order)
         if not np.array_equal(made, wanted):
