@@ -6,6 +6,7 @@ decode one token each share a run; a sequence with several rows runs alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,6 +155,14 @@ class OnnxBackend:
 
     def _pass(self, step: Step, slots: NDArray[np.intp], runs: Sequence[Run]) -> StepOutputs:
         """One forward pass of a step, or of a burst."""
+        if len(runs) == 1 and runs[0].length == 1 and not self._one_row and (step.outputs == int(OutputKind.LOGITS)).all():  # decoding, in few words
+            (run,) = runs
+            logits = self._logits[: run.count]
+            self._run(step, run, np.arange(run.count), logits, None)
+            for slot, row in zip(range(run.first, run.first + run.count), run.rows):
+                self._cache.filled(slot, int(step.slots[row]) + 1)
+            _require_finite(logits)
+            return StepOutputs(logits if run.count == 1 else logits[np.argsort(run.rows)], np.arange(run.count, dtype=np.int32))
         wanted = np.flatnonzero(step.outputs)
         wants_hidden = step.outputs[wanted] == int(OutputKind.HIDDEN)
         hidden = self._hidden if wants_hidden.any() else None
@@ -174,11 +183,9 @@ class OnnxBackend:
             logits = logits[np.argsort(made)]
         if hidden is not None:
             hidden, logits = hidden[np.argsort(made)][wants_hidden], logits[~wants_hidden]
-        if not np.isfinite(logits).all() or (hidden is not None and not np.isfinite(hidden).all()):
-            raise NonFiniteError(
-                "the model produced a value that is not finite (infinity or NaN): the file is damaged, or its weights overflow; compare the file with "
-                "its checksum"
-            )
+        _require_finite(logits)
+        if hidden is not None:
+            _require_finite(hidden)
         made_rows: NDArray[np.int32] = wanted.astype(np.int32)
         if hidden is None:
             return StepOutputs(logits, made_rows)
@@ -257,6 +264,14 @@ class OnnxBackend:
     def _embedded(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32[tokens, width]: rows of the file's table."""
         return format_by_name(self._table.format_name).decode_rows(self._file.tensor_blocks(self._table.name)[token_ids])
+
+
+def _require_finite(values: NDArray[np.float32]) -> None:
+    """Of one infinity or NaN among them, the smallest or the largest is one too."""
+    if values.size and not math.isfinite(float(values.max()) - float(values.min())):
+        raise NonFiniteError(
+            "the model produced a value that is not finite (infinity or NaN): the file is damaged, or its weights overflow; compare the file with its checksum"
+        )
 
 
 def _runs(step: Step, slots: NDArray[np.intp], rows_at_once: int) -> list[Run]:
