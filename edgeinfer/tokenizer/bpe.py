@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edgeinfer.tokenizer.pretokenizers import PreTokenizer
+from edgeinfer.tokenizer.words import KnownWords
 
 if TYPE_CHECKING:
     from tokenizers.models import BPE
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 # Building the library's model of 150,000 merges takes 0.3 s and 90 MB, a table of ranks a tenth of that: a short prompt does not wait for the library.
 _LIBRARY_AFTER = 20_000
 """Characters merged in Python before the library takes over."""
-_CACHED_WORDS = 65_536
-_LONGEST_CACHED_WORD = 48
 
 
 def _byte_characters() -> dict[int, str]:
@@ -42,25 +41,14 @@ class BytePairEncoder:
         self._ids = ids
         self._merges = merges
         self._pre_tokenizer = pre_tokenizer
-        self._cache: dict[str, list[int]] = {}
+        self._known_words = KnownWords()
         self._characters_merged = 0
 
     def encode(self, text: str, after_special: bool = True) -> list[int]:
         """Token ids of a text. Characters that the vocabulary cannot express at all are left out, as in llama.cpp."""
         if not self._pre_tokenizer.byte_level:
             text = text.replace(" ", "▁")
-        cache = self._cache
-        encoded: list[int] = []
-        for word in self._pre_tokenizer.split(text):
-            ids = cache.get(word)
-            if ids is None:
-                ids = self._encode_word(word)
-                if len(word) <= _LONGEST_CACHED_WORD:
-                    if len(cache) >= _CACHED_WORDS:
-                        cache.clear()
-                    cache[word] = ids
-            encoded += ids
-        return encoded
+        return self._known_words.encode(self._pre_tokenizer.split(text), self._encode_word)
 
     def _encode_word(self, word: str) -> list[int]:
         pre_tokenizer = self._pre_tokenizer

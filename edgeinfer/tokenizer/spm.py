@@ -13,10 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-SPACE = "▁"  # U+2581 stands for a space in every piece
+from edgeinfer.tokenizer.words import KnownWords
 
-_CACHED_WORDS = 65_536
-_LONGEST_CACHED_WORD = 48
+SPACE = "▁"  # U+2581 stands for a space in every piece
 
 
 class SentencePieceEncoder:
@@ -30,24 +29,13 @@ class SentencePieceEncoder:
         self._scores = scores
         self._add_space_prefix = add_space_prefix
         self._unknown_id = unknown_id
-        self._cache: dict[str, list[int]] = {}
+        self._known_words = KnownWords()
 
     def encode(self, text: str, after_special: bool = True) -> list[int]:
         """Token ids of a text. `after_special`: it begins the sequence or follows a special token, so it gets the space prefix if there is one."""
         if self._add_space_prefix and after_special:
             text = " " + text
-        encoded: list[int] = []
-        cache = self._cache
-        for word in self._word_starts.split(text.replace(" ", SPACE)):
-            ids = cache.get(word)
-            if ids is None:
-                ids = self._encode_word(word)
-                if len(word) <= _LONGEST_CACHED_WORD:
-                    if len(cache) >= _CACHED_WORDS:
-                        cache.clear()
-                    cache[word] = ids
-            encoded += ids
-        return encoded
+        return self._known_words.encode(self._word_starts.split(text.replace(" ", SPACE)), self._encode_word)
 
     @cached_property
     def _word_starts(self) -> re.Pattern[str]:
