@@ -17,6 +17,7 @@ from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.fake import FakeBackend
 from edgeinfer.core.steps import OutputKind, Step, StepOutputs
 from tests.backends import test_contract as contract
+from tests.backends import test_contract_bursts as bursts
 from tests.backends.example import example_source
 from tests.backends.support import Driver
 from tests.support.tiny_models import tiny_llama
@@ -107,6 +108,33 @@ class LosesRows(FakeBackend):
         return super().step(dataclasses.replace(step, outputs=np.ones_like(step.outputs)))
 
 
+class BurstsBeyondTheEnd(FakeBackend):
+    """Goes on after an end token."""
+
+    def step(self, step: Step) -> StepOutputs:
+        burst = step.burst and dataclasses.replace(step.burst, end_ids=np.zeros(0, np.int32))
+        return super().step(dataclasses.replace(step, burst=burst))
+
+
+class BurstsOutOfStep(FakeBackend):
+    """Repeats a burst's first token."""
+
+    def step(self, step: Step) -> StepOutputs:
+        found = super().step(step)
+        return found if step.burst is None or found.largest is None else dataclasses.replace(found, largest=found.largest[np.zeros(len(found.largest), int)])
+
+
+class IgnoresBursts(FakeBackend):
+    """Neither declares bursts nor refuses them."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options)
+        self.capabilities = dataclasses.replace(self.capabilities, maximum_passes=1)
+
+    def step(self, step: Step) -> StepOutputs:
+        return super().step(dataclasses.replace(step, burst=None))
+
+
 def _forgetful() -> type:
     class Forgetful(_counting()):  # type: ignore[misc]
         """Forgets the end of what sequences share."""
@@ -161,6 +189,10 @@ LIARS: list[tuple[Callable[[], type], Callable[[Driver], None]]] = [
     (lambda: IgnoresRopePositions, contract.test_rope_positions_apart_from_slots_turn_the_tokens_or_are_refused),
     (lambda: IgnoresAdapters, contract.test_adapters_are_refused),
     (lambda: LosesRows, contract.test_only_the_rows_asked_for_come_back_and_they_are_the_same),
+    (lambda: BurstsBeyondTheEnd, bursts.test_a_burst_gives_the_tokens_of_single_steps_or_is_refused),
+    (lambda: BurstsOutOfStep, bursts.test_a_burst_gives_the_tokens_of_single_steps_or_is_refused),
+    (lambda: IgnoresBursts, bursts.test_a_burst_gives_the_tokens_of_single_steps_or_is_refused),
+    (lambda: IgnoresBursts, bursts.test_a_burst_that_is_none_is_refused),
     (_forgetful, contract.test_a_sequence_that_begins_with_what_another_holds_gives_what_it_gives_alone),
     (_forgetful, contract.test_a_sequence_that_was_kept_is_of_use_after_others_have_come_and_gone),
     (_clinging, contract.test_a_released_sequence_leaves_nothing_behind),
