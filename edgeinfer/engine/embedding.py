@@ -78,9 +78,9 @@ def chosen_pooling(wanted: str | None, metadata: Mapping[str, Any]) -> str:
         return wanted
     key = f"{metadata.get('general.architecture')}.pooling_type"
     number = metadata.get(key, 0)
-    if number not in _BY_NUMBER:
+    if not isinstance(number, int | np.integer) or number not in _BY_NUMBER:
         raise UnsupportedModelError(
             f"the file's {key} is {number}, which edgeinfer does not have (it has {', '.join(POOLINGS)}; 4 is a reranker's); name one of them to use the "
             "hidden states all the same"
         )
-    return _BY_NUMBER[number] or "mean"
+    return _BY_NUMBER[int(number)] or "mean"

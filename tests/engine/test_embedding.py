@@ -45,6 +45,10 @@ def test_a_pooling_that_there_is_not_is_refused() -> None:
         chosen_pooling("max", {})
     with pytest.raises(UnsupportedModelError, match=r"llama\.pooling_type is 4.*reranker"):
         chosen_pooling(None, {"general.architecture": "llama", "llama.pooling_type": 4})
+    for odd in ("mean", 1.5, [1], np.array([1, 2])):
+        with pytest.raises(UnsupportedModelError, match=r"llama\.pooling_type is"):
+            chosen_pooling(None, {"general.architecture": "llama", "llama.pooling_type": odd})
+    assert chosen_pooling(None, {"general.architecture": "llama", "llama.pooling_type": np.uint32(2)}) == "cls"
 
 
 @pytest.fixture(scope="module")
