@@ -96,11 +96,11 @@ def _greedy_table(greedy: tuple[GreedyComparison, ...]) -> Table:
 def bar_table(model: str, bars: Sequence[Bar]) -> Table:
     """The bars of a report, and whether they hold."""
     from rich.markup import escape
+    from rich.text import Text
 
     found = new_table(f"Bars for {model}")
     for column in ("bar", "holds", "found"):
         found.add_column(column)
     for bar in bars:
-        verdict = {True: "[green]yes[/green]", False: "[bold red]NO[/bold red]", None: "not judged"}[bar.holds]
-        found.add_row(escape(bar.name), verdict, escape(bar.detail))
+        found.add_row(escape(bar.name), Text(bar.verdict, style={True: "green", False: "bold red", None: ""}[bar.holds]), escape(bar.detail))
     return found

@@ -54,7 +54,7 @@ def page(report: BackendsReport) -> str:
     found = report.agreement
     backends = list(report.backends)
     model = html.escape(report.model)
-    verdict = "every bar holds" if report.holds else "<span class=bad>a bar is missed</span>"
+    verdict = "no bar is missed" if report.holds else "<span class=bad>a bar is missed</span>"
     parts = [
         f"<h1>{model}: {html.escape(', '.join(backends))} against the reference</h1>",
         f"<p>{found.positions} tokens of running text, {report.threads} threads, cache {html.escape(report.cache_type)}: {verdict}. The reference computes "
@@ -68,7 +68,7 @@ def page(report: BackendsReport) -> str:
         "Where backends part from it, the reference's two best tokens are nearly as likely as each other.</p>",
         _greedy_bars(report),
         "<h2>Bars</h2>",
-        _table(("bar", "holds", "found"), [(bar.name, "yes" if bar.holds else "NO", bar.detail) for bar in report.bars()], text_columns=(0, 2)),
+        _table(("bar", "holds", "found"), [(bar.name, bar.verdict, bar.detail) for bar in report.bars()], text_columns=(0, 2)),
         "<h2>Backends</h2>",
         _table(("backend", "about"), [(name, _about(report, name)) for name in (*backends, *report.missing)], text_columns=(0, 1)),
     ]

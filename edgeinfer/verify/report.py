@@ -29,6 +29,11 @@ class Bar:
     holds: bool | None
     detail: str
 
+    @property
+    def verdict(self) -> str:
+        """`holds` for a person."""
+        return {True: "yes", False: "NO", None: "not judged"}[self.holds]
+
 
 @dataclass(frozen=True)
 class VerifyReport:

@@ -116,6 +116,12 @@ def test_the_page_is_whole_and_takes_nothing_from_elsewhere(tmp_path: Path) -> N
     assert [item.text for item in greedy.iter("text")].count("3 of 4") == 2
 
 
+def test_a_page_tells_a_missed_bar_from_one_that_nobody_could_judge() -> None:
+    text = page(replace(_report(), missing={"onnx": "not installed"}))
+    assert ">NO<" in text and ">not judged<" in text and "a bar is missed" in text  # its perplexity is one of few tokens
+    assert ">NO<" not in page(_report()) and "no bar is missed" in page(_report())
+
+
 def test_a_page_without_any_divergence_can_be_drawn() -> None:
     assert page(_report({"numba": 0.0})).count("<svg") == 3
 
