@@ -9,4 +9,5 @@ if ! tools/provider_environments.sh openvino; then
     exit
 fi
 export EDGEINFER_TEST_PROVIDERS=openvino
-exec .cache/providers/openvino/bin/python -m pytest -p no:cacheprovider tests/backends/test_contract.py tests/backends/test_openvino.py -k openvino "$@"
+exec .cache/providers/openvino/bin/python -m pytest -p no:cacheprovider tests/backends/test_contract.py tests/backends/test_contract_engine.py \
+    tests/backends/test_contract_bursts.py tests/backends/test_openvino.py -k openvino "$@"

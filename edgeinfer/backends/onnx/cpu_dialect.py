@@ -229,7 +229,7 @@ class CpuEmitter(Emitter):
         return names
 
     def _has_zero_points(self, form: MatrixForm) -> bool:
-        return self.interface is Interface.STEP and takes_zero_points(form, self._widened)
+        return self.interface is Interface.STEP and not self.exact_minima and takes_zero_points(form, self._widened)
 
     def _held_bits(self, format_name: str) -> int:
         form = matrix_form(format_name)

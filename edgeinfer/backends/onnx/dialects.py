@@ -33,10 +33,13 @@ def emitter_of(dialect: str) -> type[Emitter]:
     return DIALECTS[dialect]
 
 
-def build_graph(program: Program, file: GGUFFile, dialect: str, sink: Sink, context: int, interface: Interface) -> Exported:
-    """The program as a graph with rope tables for `context` positions.
+def build_graph(
+    program: Program, file: GGUFFile, dialect: str, sink: Sink, context: int, interface: Interface, exact_minima: bool = False
+) -> Exported:
+    """The program as a graph with rope tables for `context` positions. `exact_minima`: no minimum is rounded to a zero point of 8 bits, which is for ONNX
+    Runtime's CPU provider.
 
     Raises UnknownChoiceError, UnsupportedModelError for what has no form in the dialect, and ModelFileError for weights that are not finite.
     """
-    emitter = emitter_of(dialect)(program, file, Graph(sink), context, interface)
+    emitter = emitter_of(dialect)(program, file, Graph(sink), context, interface, exact_minima)
     return Exported(emitter.emit(), tuple(emitter.warnings))

@@ -38,8 +38,9 @@ class Emitter:
     ir_version: ClassVar[int]
     domains: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, program: Program, file: GGUFFile, graph: Graph, context: int, interface: Interface) -> None:
+    def __init__(self, program: Program, file: GGUFFile, graph: Graph, context: int, interface: Interface, exact_minima: bool = False) -> None:
         self.program = program
+        self.exact_minima = exact_minima
         self.graph = graph
         self.context = context
         self.interface = interface

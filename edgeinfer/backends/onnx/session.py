@@ -50,7 +50,7 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
         with tempfile.TemporaryDirectory(prefix="edgeinfer-onnx-") as folder:
             path = Path(folder) / "model.onnx"
             with open(Path(folder) / "model.onnx.data", "wb") as stream:
-                exported = build_graph(program, file, target.dialect, FileSink(stream, "model.onnx.data"), context, Interface.STEP)
+                exported = build_graph(program, file, target.dialect, FileSink(stream, "model.onnx.data"), context, Interface.STEP, not target.is_cpu)
             path.write_bytes(exported.model.SerializeToString())
             session = _session(library, str(path), _options(library, threads, target), threads, target)
     except OSError as error:
@@ -70,7 +70,7 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
 
 def _in_memory(library: Any, program: Program, file: GGUFFile, context: int, threads: int, target: Target) -> tuple[Any, Exported]:
     sink = MemorySink()
-    exported = build_graph(program, file, target.dialect, sink, context, Interface.STEP)
+    exported = build_graph(program, file, target.dialect, sink, context, Interface.STEP, not target.is_cpu)
     options = _options(library, threads, target)
     values = [library.OrtValue.ortvalue_from_numpy(array) for array in sink.arrays.values()]  # must live until the session is made
     options.add_external_initializers(list(sink.arrays), values)
