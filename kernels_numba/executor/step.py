@@ -93,6 +93,7 @@ class StepRecord:
             self.words[offset // 8] = address_of(array)
         self.words[CACHE_GROUPS // 8] = cache_groups
         self.address = address_of(self.words)
+        self._view = self.words.data  # the same words, for Python: NumPy takes ten times as long for one
 
     def fill(
         self,
@@ -126,7 +127,7 @@ class StepRecord:
         self.row_sequences[:rows] = row_sequences
         self.output_rows[:outputs] = output_rows
         self._fill_page_tables(page_tables)
-        words = self.words
+        words = self._view
         words[ROWS // 8] = rows
         words[OUTPUTS // 8] = outputs
         words[QUERY_BLOCK_COUNT // 8] = self._fill_query_blocks(rows)
@@ -143,10 +144,10 @@ class StepRecord:
         Raises ValueError unless every row has a sequence of its own and is an output, or for more passes than the record was made for. The page tables must
         lead to pages for the positions of all passes.
         """
-        words, rows = self.words, self.rows
+        words, rows = self._view, self.rows
         if not 1 <= passes <= self.maximum_passes:
             raise ValueError(f"a burst of {passes} passes; this record is for 1 to {self.maximum_passes}")
-        if int(words[OUTPUTS // 8]) != rows or (rows > 1 and not np.array_equal(self.row_sequences[:rows], np.arange(rows))):
+        if words[OUTPUTS // 8] != rows or (rows > 1 and not np.array_equal(self.row_sequences[:rows], np.arange(rows))):
             raise ValueError("each row of a burst must have a sequence of its own, and be an output")
         words[PASSES_LEFT // 8] = passes
         words[END_IDS // 8] = address_of(end_ids)
@@ -156,27 +157,27 @@ class StepRecord:
 
     @property
     def rows(self) -> int:
-        return int(self.words[ROWS // 8])
+        return self._view[ROWS // 8]
 
     @property
     def status(self) -> int:
         """0, or the first fault that a kernel found since the step was filled: STATUS_..."""
-        return int(self.words[STATUS // 8])
+        return self._view[STATUS // 8]
 
     @property
     def passes_done(self) -> int:
         """Passes that ran to their end since the step was filled."""
-        return int(self.words[PASSES_DONE // 8])
+        return self._view[PASSES_DONE // 8]
 
     @property
     def largest(self) -> NDArray[np.int32]:
         """int32[passes that ran, outputs]: the lowest id of each row's largest logit. A view: the next step overwrites it."""
-        passes, outputs = self.passes_done, int(self.words[OUTPUTS // 8])
+        passes, outputs = self.passes_done, self._view[OUTPUTS // 8]
         return self._largest[: passes * outputs].reshape(passes, outputs)
 
     @property
     def cancelled(self) -> bool:
-        return bool(self.words[CANCEL // 8])
+        return self._view[CANCEL // 8] != 0
 
     def cancel(self) -> None:
         """Stops the running step between two operations; from any thread. Filling the record for another step takes it back."""
@@ -197,7 +198,7 @@ class StepRecord:
     def _fill_query_blocks(self, rows: int) -> int:
         """Cuts the rows into runs of consecutive slots of one sequence, and the runs into blocks. Returns the number of blocks."""
         if rows == 1:  # a step of decoding, whose time counts
-            self.query_blocks[0] = (0, 1, self.row_sequences[0], self.slots[0])
+            self.query_blocks[0] = (0, 1, int(self.row_sequences[0]), int(self.slots[0]))
             return 1
         slots, sequences = self.slots[:rows], self.row_sequences[:rows]
         starts_run = np.ones(rows, bool)
@@ -219,6 +220,7 @@ class StepRecord:
 def _check_range(name: str, values: NDArray[np.int32], end: int) -> None:
     if not len(values):
         return
-    lowest, highest = (values[0], values[0]) if len(values) == 1 else (values.min(), values.max())  # a reduction costs more than all the rest of a row
+    single = len(values) == 1  # a reduction costs more than all the rest of a row
+    lowest, highest = (int(values[0]), int(values[0])) if single else (int(values.min()), int(values.max()))
     if not (lowest >= 0 and highest < end):
         raise ValueError(f"{name} must be from 0 to {end - 1}, not {lowest} to {highest}")

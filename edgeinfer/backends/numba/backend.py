@@ -272,8 +272,9 @@ class NumbaBackend:
         """Runs one forward pass, or a burst; see `Backend`. Values in the result are overwritten by the next step."""
         if self._closed or self._pool is None:
             raise EngineClosedError("the model was closed")
-        rows = (step.outputs == _LOGITS).nonzero()[0].astype(np.int32)
-        if np.count_nonzero(step.outputs) != len(rows) or np.count_nonzero(step.adapters):  # the fastest way to see whether there is anything to refuse
+        kinds = step.outputs.tolist()  # for a few rows lists are faster than NumPy, above all when a pass has swept its code out of the caches
+        rows = np.array([row for row, kind in enumerate(kinds) if kind == _LOGITS], np.int32)
+        if max(kinds, default=0) > _LOGITS or any(step.adapters.tolist()):
             refuse_undeclared(step, self.capabilities)
             return self._step_with_hidden(step)
         self._run(step, rows, self._tape)
