@@ -1,5 +1,5 @@
-"""`python -m tests.arm64.prepare FOLDER`, on x86-64: writes models and the digests of their logits here, and compiles kernels for the levels of arm64
-into the folder that the kernel tests use."""
+"""`python -m tests.arm64.prepare FOLDER`, on x86-64: writes models and the digests of their logits here, logits of the backend onnx where it is
+installed, and compiles kernels for the levels of arm64 into the folder that the kernel tests use."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from edgeinfer.backends.numba.backend import choose_level, plan
 from edgeinfer.backends.numba.weights import pack_kernels
 from edgeinfer.gguf.reader import GGUFFile
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.executor.workers import RUN_KERNELS
 from kernels_numba.simd.levels import LEVELS
+from tests.arm64.onnx_logits import CASES, has_onnx, logits_file, onnx_logits
 from tests.arm64.whole_models import logits_digest, options, write_models
 from tests.kernels import test_golden_bits as golden
 from tests.kernels.support import KERNEL_FOLDER, kernel_store
@@ -51,6 +54,10 @@ def main(folder: Path) -> None:
     os.environ["EDGEINFER_CACHE"] = str(KERNEL_FOLDER)
     digests = {model.name: logits_digest(model, None) for model in models}
     (folder / "digests.json").write_text(json.dumps(digests, indent=1))
+    for case in CASES:
+        logits_file(folder, case).unlink(missing_ok=True)
+        if has_onnx():
+            np.save(logits_file(folder, case), onnx_logits(folder, case))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ echo "arm64 environment: fetching wheels" >&2
 import importlib.metadata
 import tomllib
 
-print("\n".join([*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], "pytest>=8.2", "hypothesis>=6.100"]))
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print("\n".join([*project["dependencies"], *project["optional-dependencies"]["onnx"], "pytest>=8.2", "hypothesis>=6.100"]))
 for name in ("numba", "llvmlite"):  # the same versions on both sides: they are part of what a kernel is kept under
     try:
         print(f"{name}=={importlib.metadata.version(name)}")

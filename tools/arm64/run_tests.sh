@@ -1,7 +1,7 @@
 #!/bin/bash
 # run_tests.sh [PYTEST ARGUMENT...]: tests on emulated arm64 CPUs. x86-64 computes logits of small models and compiles their kernels for arm64; three CPUs,
 # from one without a dot product to one with the int8 matrix extension, must load them and give the same bits, and those of the committed hashes.
-# Then the tests of dot products, run loop and workers.
+# The backend onnx has to come near to its logits there. Then the tests of dot products, run loop and workers.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 host_python=${PYTHON:-python3}
