@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,6 @@ def onnx_logits(folder: Path, case: str) -> NDArray[np.float32]:
         tokens = np.random.default_rng(11).integers(0, backend.capabilities.vocabulary, 24).tolist()
         driver = Driver(backend)
         cuts = [0, 12, 20, *range(21, len(tokens) + 1)]
-        return np.concatenate([driver.run(Rows(1, start, tokens[start:end]))[0] for start, end in zip(cuts, cuts[1:])])
+        return np.concatenate([driver.run(Rows(1, start, tokens[start:end]))[0] for start, end in pairwise(cuts)])
     finally:
         backend.close()
