@@ -140,13 +140,29 @@ def _type_of_tag(value: CompileTimeValue, context: Any) -> types.Type:
 
 
 class _Library(codegen.AOTCodeLibrary):
-    """Numba's library without its optimizer: everything is inlined and optimized once, by us."""
+    """Numba's library without its optimizer and its linker: everything is linked, inlined and optimized once, by us. Numba would link a function into each
+    that calls it, and these, with it, into their callers."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         pass
 
-    def _optimize_final_module(self) -> None:
-        pass
+    def finalize(self) -> None:
+        self._finalized = True
+
+    def linked(self) -> llvm.ModuleRef:
+        """This library's module with those of all that it needs. Once only."""
+        needed: dict[int, _Library] = {}
+
+        def gather(library: _Library) -> None:
+            for other in library._linking_libraries:
+                if id(other) not in needed:
+                    needed[id(other)] = other
+                    gather(other)
+
+        gather(self)
+        for library in needed.values():
+            self._final_module.link_in(library._final_module, preserve=True)
+        return self._final_module
 
 
 class _Codegen(codegen.AOTCPUCodegen):
@@ -326,11 +342,9 @@ class FrontEnd:
             library = self._entry(symbol, compiled, len(tags) + 1, integers)
         finally:
             _current.pop()
-        text = str(library._final_module)
-        machine = target_machine(self.level)
-        text = re.sub(r"target triple = .*", f'target triple = "{TRIPLES[self.level.architecture]}"', text)
-        text = re.sub(r"target datalayout = .*", f'target datalayout = "{machine.target_data}"', text)
-        module = llvm.parse_assembly(text)
+        module = library.linked()
+        module.triple = TRIPLES[self.level.architecture]
+        module.data_layout = str(target_machine(self.level).target_data)
         for defined in module.functions:
             if not defined.is_declaration and defined.name != symbol:
                 defined.linkage = "internal"
