@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import cast
 
 import pytest
 
+from edgeinfer.backends.base import BackendOptions
 from edgeinfer.core.errors import NonFiniteError
 from tests.scheduler.support import Bench, OwnCacheBackend, alone
 
@@ -100,3 +102,23 @@ def test_teacher_forcing_computes_every_position(kept: int) -> None:
     sequence, recorder = bench.submit(PROMPT, 0)
     bench.run()
     assert sequence.cached_tokens == 0 and sorted(recorder.logits) == list(range(len(PROMPT)))
+
+
+@pytest.mark.parametrize("cache_tokens", [1024, 256])
+def test_over_a_backend_that_copies_pages_count_for_each(cache_tokens: int) -> None:
+    def backend(options: BackendOptions) -> OwnCacheBackend:
+        made = OwnCacheBackend(options, 3)
+        made.capabilities = dataclasses.replace(made.capabilities, copies_prefixes=True)
+        return made
+
+    bench = Bench(sequences=4, cache_tokens=cache_tokens, backend=backend)
+    for _ in range(4):
+        assert _answer(bench, PROMPT)[0] == alone(PROMPT, 8)
+        bench.scheduler.check()
+    kept = list(bench.scheduler._kept or ())
+    held = [page for sequence in kept for page in sequence.tables[0].held()]
+    assert len(held) == len(set(held)) == bench.scheduler._pools[0].used and len(kept) == 3
+    long = list(range(200, 430))  # nearly all of a small cache: what was kept has to go, and a donor for which there is no room as well
+    assert _answer(bench, long)[0] == alone(long, 8)
+    assert _answer(bench, [*long[:200], 9])[0] == alone([*long[:200], 9], 8)
+    bench.scheduler.check()
