@@ -22,7 +22,7 @@ from pathlib import Path
 from common import ROOT, bar, environment, finish, model_file
 
 sys.path.insert(0, str(ROOT))
-from tests.support.tiny_models import tiny_llama
+from tests.support.tiny_models import tiny_gemma3, tiny_llama
 
 MODEL = "smollm2-135m"
 REQUEST = ("run", MODEL, "-p", "The capital of France is", "-n", "4")
@@ -83,15 +83,19 @@ def openvino(python: str) -> None:
     onnx = [*REQUEST, "--backend", "onnx", "--provider"]
     device = ["no device of the kind 'npu'", "offers cpu", "leave device out|choose"]
     message("openvino without an NPU", [*onnx, "openvino:device=npu"], REFUSED, device, python)
-    dialect = ["refuses the graph in the dialect opset23", "known to take opset21", "Attention"]
-    message("a dialect that openvino refuses", [*onnx, "openvino:dialect=opset23"], REFUSED, dialect, python)
+    share = ["takes only [0-9]+ of [0-9]+ nodes", "dialect opset23", "at least 99% was asked for", "known to take.*dialect=opset21"]
+    message("openvino with less of the graph than asked", [*onnx, "openvino:dialect=opset23", "--min-share", "0.99"], REFUSED, share, python)
+    with tempfile.TemporaryDirectory() as folder:
+        gemma = str(tiny_gemma3(Path(folder) / "gemma.gguf"))
+        dialect = ["refuses the graph in the dialect cpu", "known to take opset21"]
+        message("a dialect that openvino refuses", ["run", gemma, *onnx[2:], "openvino:dialect=cpu"], REFUSED, dialect, python)
 
 
 def qnn(python: str) -> None:
     onnx = [*REQUEST, "--backend", "onnx", "--provider"]
     message("qnn without an NPU", [*onnx, "qnn:device=npu"], REFUSED, ["no device of the kind 'npu'", "offers cpu", "leave device out|choose"], python)
     taken = ["takes only 0 of [0-9]+ nodes", "dialect cpu", "at least 50% was asked for", "choose another provider"]
-    message("a graph of which qnn takes nothing", [*onnx, "qnn"], REFUSED, taken, python)
+    message("a graph of which qnn's graphics processor takes nothing", [*onnx, "qnn:backend_type=gpu"], REFUSED, taken, python)
 
 
 def architectures(folder: Path) -> None:
