@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.backends.numba.arena import Arena, Slot, blocks_bytes
-from edgeinfer.backends.numba.emit import Address, Draft, Emitter
+from edgeinfer.backends.numba.drafts import Address, Draft
+from edgeinfer.backends.numba.emit import Emitter
 from edgeinfer.core import env
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS
 from edgeinfer.gguf.reader import GGUFFile

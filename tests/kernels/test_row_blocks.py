@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeinfer.backends.numba.emit import ROW_WISE
+from edgeinfer.backends.numba.drafts import ROW_WISE
 from kernels_numba.executor.store import KernelName
 from kernels_numba.ops.linear import LINEAR_OPERANDS
 from kernels_numba.ops.reference import quantize as quantized_rows

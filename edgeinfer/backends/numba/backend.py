@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_impossible_burst, refuse_undeclared
 from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
-from edgeinfer.backends.numba.emit import Address, Emitter, check_supported, page_bytes
+from edgeinfer.backends.numba.drafts import Address
+from edgeinfer.backends.numba.emit import Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights

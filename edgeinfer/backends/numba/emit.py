@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.arena import Arena, Slot, blocks_bytes, row_stride, rows_bytes
+from edgeinfer.backends.numba.drafts import READ_OWN, ROW_WISE, Address, Draft, Operand, Split, with_hints
 from edgeinfer.backends.numba.frequencies import rope_frequencies
 from edgeinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS
@@ -22,58 +22,8 @@ from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weigh
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
-from kernels_numba.layouts import packed_layout
 from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, quantize, rope
 from kernels_numba.ops.cache_types import CACHE_TYPES
-
-
-@dataclass(frozen=True)
-class Address:
-    """An operand that is an address known only when memory is laid out: `kind` says in which table, `key` where in it, `slot` an arena slot."""
-
-    kind: str  # "slot" | "packed" | "rows" | "mapped" | "store" | "constant"
-    key: object
-
-
-Operand = int | Address
-Split = tuple[str, int]
-"""How workers divide an entry: ("columns", width) in groups of 32 of a row, all rows; ("heads", heads) in heads of `heads` a row, all rows of the first
-before those of the second."""
-
-READ_OWN = frozenset({"ops.activation", "ops.rope", "ops.pages"})
-"""Modules of kernels that read rows only where they write: each worker reads what it wrote itself, if the entry before was divided in the same way."""
-
-
-ROW_WISE = frozenset({
-    "rms_norm", "rms_norm_quantize", "linear", "linear_float", "rope", "activation", "activation_quantize", "quantize", "add", "scale", "softcap",
-    "store_keys_values",
-})  # fmt: skip
-"""Kernels that write a row from the same row alone, and share rows in the same way where the step says so."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A tape entry whose addresses are still symbolic."""
-
-    kernel: KernelName
-    operands: tuple[Operand, ...]
-    label: str
-    barrier_after: bool = True
-    row_wise: bool = False  # see FLAG_ROW_WISE
-
-    @property
-    def matrices(self) -> tuple[str, ...]:
-        """Names of the packed matrices that it multiplies by. A look-up reads a row, a hint nothing."""
-        if self.kernel.module in ("ops.embedding", "ops.prefetch"):
-            return ()
-        return tuple(str(operand.key) for operand in self.operands if isinstance(operand, Address) and operand.kind == "packed")
-
-    @property
-    def cache_stores(self) -> tuple[int, ...]:
-        """Numbers of the stores whose keys and values it reads."""
-        if self.kernel.function == "store_keys_values":
-            return ()
-        return tuple(int(str(operand.key)) for operand in self.operands if isinstance(operand, Address) and operand.kind == "store")
 
 
 class Emitter:
@@ -122,7 +72,7 @@ class Emitter:
                         if slot is not None:
                             self._dead_slots.append(slot)
         self._end_of_pass(self.program.logits)
-        self._hint_at_weights()
+        self.drafts = with_hints(self.drafts)
 
     def _end_of_pass(self, logits: Value) -> None:
         """What stands between the logits and the next pass."""
@@ -136,22 +86,6 @@ class Emitter:
             KernelName("ops.greedy", "choose_tokens"), greedy.CHOOSE_TOKENS_OPERANDS, "choose tokens", reads=[self._rows_of(logits), self.maxima],
             writes=[], split=None, **source, block_maxima=maxima, block_maxima_stride=maxima_stride,
         )  # fmt: skip
-
-    def _hint_at_weights(self) -> None:
-        """Before workers wait for each other on the way to a matrix, they ask for its first lines, so that memory answers meanwhile."""
-        drafts: list[Draft] = []
-        last_matrix = -1  # where the last linear operation is in `drafts`; -1: none yet
-        for draft in self.drafts:
-            if draft.kernel.module == "ops.linear":
-                if last_matrix < 0 or any(other.barrier_after for other in drafts[last_matrix:]):
-                    drafts.insert(last_matrix + 1, _hint(draft))
-                    if last_matrix >= 0:  # the hint takes over the barrier
-                        before = drafts[last_matrix]
-                        drafts[last_matrix] = dataclasses.replace(before, barrier_after=False)
-                        drafts[last_matrix + 1] = dataclasses.replace(drafts[last_matrix + 1], barrier_after=before.barrier_after)
-                last_matrix = len(drafts)
-            drafts.append(draft)
-        self.drafts = drafts
 
     def logits_slot(self) -> Slot:
         return self._slots[self.program.logits, "rows"]
@@ -375,14 +309,6 @@ class Emitter:
         self._pending_writes.update(dict.fromkeys(written, split))
         row_wise = kernel.function in ROW_WISE and not operands.get("per_output", 0)
         self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label, row_wise=row_wise))
-
-
-def _hint(linear: Draft) -> Draft:
-    """The hint at the matrix of a linear operation, without a barrier."""
-    weights, row_tiles, columns = linear.operands[:3]
-    assert isinstance(columns, int)
-    row_tile_bytes = packed_layout(linear.kernel.tags[0]).tile_bytes(columns)
-    return Draft(KernelName("ops.prefetch", "prefetch_weights"), (weights, row_tiles, row_tile_bytes), f"hint at {linear.label}", False, linear.row_wise)
 
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:
