@@ -60,6 +60,7 @@ class _DecodeBinding:
     last: NDArray[np.int32]
     total: NDArray[np.int32] = field(default_factory=lambda: np.zeros((), np.int32))
     decodes_to: int = 0  # the address of the logits while these inputs are bound
+    kept: list[NDArray[Any]] = field(default_factory=list)  # what its inputs read now
 
 
 class OnnxBackend:
@@ -228,23 +229,27 @@ class OnnxBackend:
             bound.embedded[:], bound.last[:], bound.total[...] = embedded, last, last.max() + 1
             address = logits.ctypes.data
             if bound.decodes_to != address:
-                self._bind_tensors(bound.binding, bound.embedded, outputs, bound.last, bound.total, logits, hidden)
+                bound.kept = self._bind_tensors(bound.binding, bound.embedded, outputs, bound.last, bound.total, logits, hidden)
             bound.decodes_to = address
         else:
             bound.decodes_to = 0
-            self._bind_tensors(bound.binding, embedded, outputs, last.astype(np.int32), np.array(last.max() + 1, np.int32), logits, hidden)
+            bound.kept = self._bind_tensors(bound.binding, embedded, outputs, last.astype(np.int32), np.array(last.max() + 1, np.int32), logits, hidden)
         self._session.run_with_iobinding(bound.binding)
 
     def _bind_tensors(
         self, binding: Any, embedded: NDArray[np.float32], outputs: NDArray[np.intp], last: NDArray[np.int32], total: NDArray[np.int32],
         logits: NDArray[np.float32], hidden: NDArray[np.float32] | None,
-    ) -> None:  # fmt: skip
+    ) -> list[NDArray[Any]]:  # fmt: skip
+        """The arrays that are read, which have to live as long as they are bound: ONNX Runtime 1.24 does not keep them."""
         value = self._library.OrtValue.ortvalue_from_numpy
-        inputs = {"embedded": embedded, "output_rows": outputs.astype(np.int64), "seqlens_k": last, "total_sequence_length": total}
+        inputs: dict[str, NDArray[Any]] = {
+            "embedded": embedded, "output_rows": outputs.astype(np.int64), "seqlens_k": last, "total_sequence_length": total,
+        }  # fmt: skip
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, value(array))
         for name, target in {"logits": logits, **({} if hidden is None else {"hidden": hidden})}.items():
             binding.bind_ortvalue_output(name, value(target[np.newaxis]))
+        return list(inputs.values())
 
     def _binding(self, first: int, count: int, gives_hidden: bool) -> _DecodeBinding:
         """The cache of some slots is bound as what is read and as what is written. What is bound once stays bound, so bindings that give hidden states are
