@@ -15,7 +15,8 @@ import pytest
 BARS = Path(__file__).resolve().parents[2] / "bench" / "bars"
 SCRIPTS = sorted(BARS.glob("[0-9]*.py"))
 
-NEEDING_MODELS = [script.name for script in SCRIPTS if script.name[:2] >= "11"]
+# Bar 22 runs tests, which need no model, and bar 23 asks for environments before it asks for models.
+NEEDING_MODELS = [script.name for script in SCRIPTS if script.name[:2] >= "11" and script.name[:2] not in ("22", "23")]
 
 
 def _run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def _run(script: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 
 def test_there_is_a_script_for_each_bar() -> None:
-    assert [script.name[:2] for script in SCRIPTS] == [f"{number:02}" for number in (*range(1, 9), *range(11, 20), 21, 24)]
+    assert [script.name[:2] for script in SCRIPTS] == [f"{number:02}" for number in (*range(1, 9), *range(11, 20), *range(21, 27))]
     readme = (BARS.parent / "README.md").read_text(encoding="utf-8")
     for script in SCRIPTS:
         description = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
