@@ -6,7 +6,7 @@ nobody interrupts it, how long a new sequence waits; so it has a time, and its t
 
 from __future__ import annotations
 
-BURST_SECONDS = 0.025
+BURST_SECONDS = 0.05
 """What a burst may take: no reader notices, and a pass of a model that is worth bursts fits in several times."""
 
 
