@@ -27,15 +27,13 @@ from tests.support.tiny_models import tiny_gemma3, tiny_llama
 MODEL = "smollm2-135m"
 REQUEST = ("run", MODEL, "-p", "The capital of France is", "-n", "4")
 FAILED, REFUSED = 1, 2
-FOLDER = "EDGEINFER_PROVIDERS"  # for the bars, and none that edgeinfer reads: it warns of those
 NOISE = "# LIBNATIVE"  # QNN's simulator writes this past everybody
 
 
 def message(name: str, arguments: Sequence[str], code: int, says: Sequence[str], python: str | Path = sys.executable) -> None:
     """Runs a command that must be refused. `says`: patterns that must be in its one line."""
     command = [str(python), "-m", "edgeinfer.cli.main", *arguments]
-    variables = {key: value for key, value in environment().items() if key != FOLDER}
-    ended = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=variables, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment(), check=False)
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
     print(f"\n$ edgeinfer {' '.join(arguments)}")
     for line in [*ended.stdout.splitlines(), *lines]:
@@ -116,7 +114,7 @@ def architectures(folder: Path) -> None:
 
 def main() -> None:
     model_file(MODEL)
-    environments = Path(os.environ.get(FOLDER) or ROOT / ".cache" / "providers")
+    environments = Path(os.environ.get("EDGEINFER_PROVIDERS") or ROOT / ".cache" / "providers")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         backends(folder)

@@ -28,6 +28,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("EDGEINFER_ISA", "instruction-set level of the kernels, instead of the best one that this processor has", "detected"),
     Variable("EDGEINFER_THREADS", "number of worker threads, instead of the number of usable cores", "detected"),
     Variable("EDGEINFER_PEERS", "bench only: folder of the peers' environments, each NAME/bin/python", "`.cache/peers` of the checkout: make bench-peers"),
+    Variable("EDGEINFER_PROVIDERS", "bars only: environments with providers of ONNX Runtime, as above", "`.cache/providers` of it: make provider-environments"),
+    Variable("EDGEINFER_TEST_PROVIDERS", "tests only: providers of ONNX Runtime that must be here, and pass the contract", "none: make test-providers"),
     Variable("EDGEINFER_FUZZ_SCALE", "tests only: how many percent of a full fuzzing campaign to run", "1"),
     Variable("EDGEINFER_UPDATE_GOLDEN", "tests only: 1 writes the golden listings of programs anew", "compared"),
     Variable("EDGEINFER_LLAMACPP_MODELS", "tests only: folder vendor/llama.cpp/models of llama-cpp-python's source archive", "unpacked by make test"),
