@@ -1,8 +1,9 @@
 """A session of ONNX Runtime for a program, on the provider that was asked for and on no other. Called by the backend.
 
 Weights reach ONNX Runtime through a file in a temporary folder, which it maps: its own packed weights are then the only copy in the memory of the
-process, where handing over arrays takes two and a half times as much for a moment. The folder is gone when the session is made. Where no file can be
-written, arrays are handed over, and a warning says so; the standard dialects need the file, since 4-bit weights have no array to be handed over in.
+process, where handing over arrays takes two and a half times as much for a moment. The folder is gone when the session is made (`weights_folder`).
+Where no file can be written, arrays are handed over, and a warning says so; the standard dialects need the file, since 4-bit weights have no array to be
+handed over in.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgeinfer.backends.base import Placement
@@ -22,6 +21,7 @@ from edgeinfer.backends.onnx.graph import FileSink, MemorySink
 from edgeinfer.backends.onnx.placement import placement_of, placement_settings, tells_placement
 from edgeinfer.backends.onnx.provider_search import Target
 from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS
+from edgeinfer.backends.onnx.weights_folder import weights_folder
 from edgeinfer.core.errors import EdgeInferError, ProviderError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
@@ -47,9 +47,9 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
     """Raises what building the graph raises, ProviderError for a provider that refuses it, and EdgeInferError for a graph that the CPU provider refuses."""
     warnings: tuple[str, ...] = ()
     try:
-        with tempfile.TemporaryDirectory(prefix="edgeinfer-onnx-") as folder:
-            path = Path(folder) / "model.onnx"
-            with open(Path(folder) / "model.onnx.data", "wb") as stream:
+        with weights_folder() as folder:
+            path = folder / "model.onnx"
+            with open(folder / "model.onnx.data", "wb") as stream:
                 exported = build_graph(program, file, target.dialect, FileSink(stream, "model.onnx.data"), context, Interface.STEP, not target.is_cpu)
             path.write_bytes(exported.model.SerializeToString())
             session = _session(library, str(path), _options(library, threads, target), threads, target)
