@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,6 @@ def commit(folder: Path) -> str | None:
     return run.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def check_folder(folder: Path) -> None:
-    """Raises StorageError when a record could not be written into `folder`; makes it if need be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-
-
 def write_result(result: BenchmarkResult, folder: Path) -> Path:
     """Writes the result as DATE-MODEL.json into `folder`, which is made if need be; a second run of a day replaces the first. Raises StorageError."""
     path = folder / f"{result.date[:10]}-{result.model}.json"
@@ -56,9 +46,5 @@ def write_result(result: BenchmarkResult, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise StorageError(f"cannot write {path}: {error.strerror}; choose another folder with --write") from error
     return path
-
-
-def _cannot_write(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"cannot write {path}: {error.strerror}; choose another folder with --write")

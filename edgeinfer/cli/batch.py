@@ -58,9 +58,12 @@ def batch(
     """
     from edgeinfer.cli.console import loading, note
     from edgeinfer.core.errors import InvalidRequestError
+    from edgeinfer.core.outputs import require_writable_file
 
     if target != "-" and source != "-" and Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
         raise InvalidRequestError(f"{target} is the file of requests; name another file for the answers")
+    if target != "-":
+        require_writable_file(Path(target), "OUT.jsonl")
     defaults = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     failed = answered = 0
     with (

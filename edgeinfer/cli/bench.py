@@ -40,12 +40,13 @@ def bench(
     from edgeinfer.benchmark.comparisons import keep_comparisons
     from edgeinfer.benchmark.display import print_result
     from edgeinfer.benchmark.options import parse_interpreters, parse_numbers, parse_peers, peer_interpreters
-    from edgeinfer.benchmark.record import check_folder, write_result
+    from edgeinfer.benchmark.record import write_result
     from edgeinfer.benchmark.rounds import BenchmarkOptions, run_benchmark
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import note, print_json
     from edgeinfer.core.errors import InvalidRequestError
     from edgeinfer.core.host import worker_threads
+    from edgeinfer.core.outputs import require_writable_file, require_writable_folder
     from edgeinfer.core.tables import report_console
 
     check_provider(provider, min_share)  # before processes are started, which could only fail for it
@@ -70,11 +71,12 @@ def bench(
         raise InvalidRequestError(f"--profile is of the backend numba, which is not among {named}; name it as well, or leave --profile out")
     path = resolve_model(model)
     if write is not None:  # before minutes are spent on measuring
-        check_folder(write)
+        require_writable_folder(write, "--write")
     if plot is not None:
         from edgeinfer.benchmark.plot import check_plot
 
         check_plot(plot)
+        require_writable_file(plot, "--plot")
     result = run_benchmark(path, wanted, note)
     kept = keep_comparisons(result, path) if provider is None else []  # auto takes the backend onnx on its default provider
     if profile:

@@ -69,14 +69,15 @@ def _verify_backends(model: str, wanted: BackendsOptions, report: Path | None, a
     from edgeinfer.cards import resolve_model
     from edgeinfer.cli.console import note, print_json
     from edgeinfer.cli.stages import StageReporter
+    from edgeinfer.core.outputs import require_writable_file
     from edgeinfer.core.tables import report_console
     from edgeinfer.verify.backends import verify_backends
     from edgeinfer.verify.backends_display import print_backends
-    from edgeinfer.verify.html import check_writable, write_html
+    from edgeinfer.verify.html import write_html
 
     path = resolve_model(model)
     if report is not None:
-        check_writable(report)
+        require_writable_file(report, "--report")
     with StageReporter() as reporter:
         found = verify_backends(path, wanted, reporter.stage)
     print_backends(found, report_console(stderr=as_json))

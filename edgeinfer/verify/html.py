@@ -43,12 +43,6 @@ def write_html(report: BackendsReport, path: Path) -> None:
         raise StorageError(f"cannot write the report to {path}: {error.strerror or error}") from error
 
 
-def check_writable(path: Path) -> None:
-    """Raises StorageError for a file that could not be written later, before minutes are spent on the report."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise StorageError(f"cannot write the report to {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
-
-
 def page(report: BackendsReport) -> str:
     """The whole page."""
     found = report.agreement

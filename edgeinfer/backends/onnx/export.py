@@ -13,6 +13,7 @@ from edgeinfer.backends.onnx.emitter import Interface
 from edgeinfer.backends.onnx.graph import FileSink
 from edgeinfer.backends.onnx.library import require_onnx
 from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
+from edgeinfer.core.outputs import require_writable_file
 from edgeinfer.core.printable import printable_path
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import build_program, fuse
@@ -46,9 +47,9 @@ def export_model(model: Path, output: Path, dialect: str, context: int | None = 
     emitter_of(dialect)
     if output.suffix != ".onnx":
         raise InvalidRequestError(f"the output is {printable_path(output)}; its name must end with .onnx")
-    if not output.parent.is_dir():
-        raise InvalidRequestError(f"there is no folder {printable_path(output.parent)} to write {printable_path(output.name)} into")
     data, config = output.with_name(output.name + ".data"), output.with_name(GENAI_CONFIG)
+    for path in (output, data, config):
+        require_writable_file(path, "the export")
     with GGUFFile.open(model) as file:
         file.refuse_unsupported_formats()
         program = fuse(build_program(file))
