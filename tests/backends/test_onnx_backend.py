@@ -125,7 +125,7 @@ def test_places_grow_and_shrink_with_the_longest_sequence_and_keep_what_is_held(
 
 
 @pytest.mark.onnx
-def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_the_backend_lacks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "model.gguf")
     with pytest.raises(InvalidRequestError, match="instruction_set"):
         Engine.load(path, backend="onnx", instruction_set="portable")

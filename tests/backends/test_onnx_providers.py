@@ -282,7 +282,7 @@ def test_a_sequence_that_goes_back_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.onnx
-def test_what_a_user_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers_and_dialects_that_there_are_not_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "model.gguf")
     with pytest.raises(UnknownChoiceError, match="no ONNX dialect named 'opset99'"):
         Engine.load(path, backend="onnx", provider="cpu:dialect=opset99")
