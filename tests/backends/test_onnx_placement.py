@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,17 @@ def test_nodes_are_counted_by_who_runs_them(monkeypatch: pytest.MonkeyPatch) -> 
     found = placement_of(library, TellingSession("", None, enable_fallback=0), OPENVINO, 61)
     assert (found.provider_nodes, found.total) == (57, 61) and found.share == 57 / 61
     assert "runs 57 of 61 nodes (OpenVINOExecutionProvider 57, CPUExecutionProvider 4) on CPU in the dialect opset21" in str(found)
-    require_share(found, 0.9)
+    require_share(found, 0.9, {})
     with pytest.raises(ProviderError, match=r"takes only 57 of 61 nodes \(93.4%\).*at least 95% was asked for; accept less \(--min-share 0.934"):
-        require_share(found, 0.95)
+        require_share(found, 0.95, {"device_type": "CPU"})
 
 
 def test_a_provider_that_runs_nothing_is_refused_whatever_the_share() -> None:
     nothing = Placement("qnn", "opset21", "NPU", {"CPUExecutionProvider": 61}, 0)
     with pytest.raises(ProviderError, match="takes only 0 of 61 nodes.*the dialect that it is known to take \\(qnn:dialect=cpu\\)"):
-        require_share(nothing, 0.0)
+        require_share(nothing, 0.0, {})
+    with pytest.raises(ProviderError, match="takes only 0 of 61 nodes.*; check its options, backend_type=htp,soc_model=60, or choose another"):
+        require_share(nothing, 0.0, {"backend_type": "htp", "soc_model": "60"})
 
 
 def test_an_old_library_that_cannot_tell_must_give_the_provider_everything() -> None:
@@ -89,14 +93,56 @@ def test_a_provider_that_drops_out_or_refuses_is_an_error(tmp_path: Path) -> Non
 
     with pytest.raises(ProviderError, match="could not load the provider openvino; repair its package"):
         _session(runtime(SessionOptions=_Options, InferenceSession=Dropping), OPENVINO, tmp_path)
-    refused = Target("openvino", "OpenVINOExecutionProvider", "opset23", "CPU", {"a": "b"})
+    refused = Target("openvino", "OpenVINOExecutionProvider", "opset23", "CPU", {"num_streams": "b"})
     with pytest.raises(
-        ProviderError, match=r"on CPU of .* refuses the graph in the dialect opset23 with the options a=b; it is known to take opset21: Invalid option$"
+        ProviderError, match=r"refuses the graph in the dialect opset23 with the options num_streams=b; it is known to take opset21: Invalid option$"
     ):
         _session(runtime(SessionOptions=_Options, InferenceSession=Refusing), refused, tmp_path)
     with pytest.raises(EdgeInferError, match="refuses the graph in the dialect cpu: Invalid option") as caught:
         _session(runtime(SessionOptions=_Options, InferenceSession=Refusing), CPU_TARGET, tmp_path)
     assert not isinstance(caught.value, ProviderError)
+
+
+LOG = """\x1b[1;31m2026-01-02 03:04:05.678 [E:onnxruntime:Default, provider_bridge.cc:2310 Create] /on/factory.cc:101 static A b::c(const d&) \
+[ERROR] [Own] Only FP32 is supported.
+
+\x1b[m
+\x1b[0;93m2026-01-02 03:04:05.679 [W:onnxruntime:Default, state.cc:1066 Make] Failed to create it. Please refer to a page.\x1b[m
+"""
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize(("options", "said"), [({"precision": "FP7"}, ""), ({"prec": "FP7"}, r" \(prec is none that edgeinfer knows; it knows device_type")])
+def test_the_reason_of_a_provider_that_drops_out_is_taken_from_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: dict[str, str], said: str
+) -> None:
+    class Dropping(TellingSession):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            os.write(2, LOG.encode() + b"of another library\n")
+
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+    target = replace(OPENVINO, options=options)
+    given = ",".join("=".join(item) for item in options.items())
+    with pytest.raises(ProviderError, match=f"could not load the provider openvino: Only FP32 is supported; check its options, {given}{said}"):
+        _session(runtime(SessionOptions=_Options, InferenceSession=Dropping), target, tmp_path)
+    assert capfd.readouterr().err == "of another library\n"
+    assert os.write(2, b"still there") and capfd.readouterr().err == "still there"
+
+
+@pytest.mark.onnx
+def test_the_log_of_a_session_that_is_made_is_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Talking(TellingSession):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            os.write(2, LOG.encode())
+
+    monkeypatch.setattr(TellingSession, "counts", {"OpenVINOExecutionProvider": 9})
+    made = _session(runtime(SessionOptions=_Options, InferenceSession=Talking), replace(OPENVINO, options={"new": "1"}), tmp_path)
+    assert capfd.readouterr().err == LOG
+    assert any("was given new, which edgeinfer does not know as an option" in warning for warning in made.warnings)
 
 
 @pytest.mark.onnx

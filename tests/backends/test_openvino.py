@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer import Engine, SamplingParams
+from edgeinfer.backends.onnx.providers import PROVIDERS
 from edgeinfer.core.errors import ProviderError
 from tests.backends.onnx_graphs import distance, reference
 from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
@@ -69,6 +70,33 @@ def test_a_dialect_that_it_does_not_take_is_refused_by_name(tmp_path: Path) -> N
     path = tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1")
     with pytest.raises(ProviderError, match=r"openvino.*dialect cpu"):
         Engine.load(path, backend="onnx", provider="openvino:dialect=cpu", minimum_share=1.0, context=96, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("device_typ=CPU", r"device_typ is none that edgeinfer knows; it knows device_type, .*Invalid OpenVINO EP option: device_typ$"),
+        ("device_type=TOASTER", r"has no device 'TOASTER' on this machine \(device_type=TOASTER\); it offers .*CPU"),
+        ("device_type=AUTO", "check its options, device_type=AUTO, or"),
+        ("precision=FP7", "Unsupported inference precision.*check its options, precision=FP7"),
+        ("num_streams=many", "check its options, num_streams=many"),
+    ],
+)
+def test_an_option_that_it_does_not_take_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, said: str) -> None:
+    path = tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1")
+    with pytest.raises(ProviderError, match=said):
+        Engine.load(path, backend="onnx", provider=f"openvino:{option}", context=96, threads=1)
+    assert "onnxruntime" not in capfd.readouterr().err
+
+
+def test_every_option_in_the_table_is_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some name a file
+    path = tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1")
+    for option in PROVIDERS["openvino"].known_options:
+        try:
+            Engine.load(path, backend="onnx", provider=f"openvino:{option}=CPU", context=96, threads=1).close()
+        except ProviderError as error:
+            assert "Invalid OpenVINO EP option" not in str(error)
 
 
 def test_the_command_line_says_who_ran_it(tmp_path: Path) -> None:

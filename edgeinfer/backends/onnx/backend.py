@@ -310,7 +310,7 @@ def first_that_runs(targets: Sequence[Target], minimum: float, make: Callable[[T
     for target in targets:
         try:
             made = make(replace(target, reason=f"{target.reason}{''.join(f'; not {text}' for text in passed)}"))
-            require_share(made.placement, minimum)
+            require_share(made.placement, minimum, target.options)
         except (ProviderError, UnsupportedModelError) as error:
             if target is targets[-1]:
                 raise

@@ -38,15 +38,20 @@ def placement_of(library: Any, session: Any, target: Target, nodes: int) -> Plac
     return Placement(target.name, target.dialect, target.device, counts, own, target.reason)
 
 
-def require_share(placement: Placement, minimum: float) -> None:
-    """Raises ProviderError when the provider runs less of the graph than that: the rest falls to the CPU provider, which is not what was asked for."""
+def require_share(placement: Placement, minimum: float, options: Mapping[str, str]) -> None:
+    """Raises ProviderError when the provider runs less of the graph than that: the rest falls to the CPU provider, which is not what was asked for.
+
+    `options` are those that the provider was given. With one that does not fit this machine, some take nothing and say nothing.
+    """
     if placement.share >= minimum and placement.provider_nodes:
         return
     entry = PROVIDERS.get(placement.provider)
     other = f" or the dialect that it is known to take ({placement.provider}:dialect={entry.dialect})" if entry and entry.dialect != placement.dialect else ""
     lower = f"accept less (--min-share {placement.share - 5e-5:.4f}), " if placement.provider_nodes else ""
+    given = ",".join(f"{key}={value}" for key, value in options.items())
+    doubt = f"check its options, {given}, or " if given and not placement.provider_nodes else ""
     raise ProviderError(
         f"the provider {placement.provider} takes only {placement.provider_nodes} of {placement.total} nodes ({placement.share:.1%}) of this model's graph in "
-        f"the dialect {placement.dialect}, {'but' if placement.provider_nodes else 'and'} at least {minimum:.0%} was asked for; {lower}choose another provider"
-        f"{other}"
+        f"the dialect {placement.dialect}, {'but' if placement.provider_nodes else 'and'} at least {minimum:.0%} was asked for; {lower}{doubt}"
+        f"choose another provider{other}"
     )

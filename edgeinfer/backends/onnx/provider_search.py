@@ -159,10 +159,23 @@ def _target(found: Found, request: ProviderRequest, reason: str = "") -> Target:
     options = {**(default_options(found.entry) if found.entry is not None else {}), **request.options}
     if chosen.record is None and found.name == "openvino":
         options.setdefault("device_type", chosen.kind.upper())
+        _require_openvino_device(options["device_type"], devices)
     described = options.get("device_type", chosen.description)
     threads = found.entry.thread_option if found.entry is not None and chosen.kind == "cpu" else None
     one_row = found.entry is not None and found.entry.one_row
     return Target(found.name, found.runtime_name, dialect, described, options, () if chosen.record is None else (chosen.record,), reason, threads, one_row)
+
+
+def _require_openvino_device(name: str, devices: tuple[Device, ...]) -> None:
+    """Raises ProviderError for a device that OpenVINO does not have here. It would make the session all the same, and take no node, without a word.
+
+    Names that combine devices (AUTO, HETERO:GPU, ...) are left to it.
+    """
+    offered = [device.description for device in devices]
+    kinds = {device.kind.upper() for device in devices}
+    combined = ":" in name or name in ("AUTO", "HETERO", "MULTI", "BATCH")
+    if not combined and name not in offered and name.partition(".")[0] not in kinds:
+        raise ProviderError(f"the provider openvino has no device {name!r} on this machine (device_type={name}); it offers {', '.join(offered)}")
 
 
 def meant_for(found: Found) -> str:

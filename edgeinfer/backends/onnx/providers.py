@@ -40,6 +40,7 @@ class Provider:
     built_in_devices: tuple[str, ...] = ()  # of a provider that is built in and cannot be asked
     thread_option: str | None = None  # its own, for the threads that it may have on the processor
     plugin_platforms: str = ""  # of its plugin, where they are fewer
+    known_options: tuple[str, ...] = ()  # its own, where they were looked up; another may be newer, or is misspelt
     one_row: bool = False  # it takes operators of fixed shapes only, so a graph is made for one row of one sequence
 
 
@@ -57,12 +58,23 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
                 "pip install onnxruntime-ep-openvino, beside onnxruntime",
                 "Linux and Windows on x86-64", ("onnxruntime_ep_openvino",), thread_option="num_of_threads",
                 plugin_platforms="Intel's devices; onnxruntime-openvino, which replaces onnxruntime, runs on other processors too",
+                known_options=(
+                    "device_type", "device_id", "device_luid", "precision", "num_of_threads", "num_streams", "cache_dir", "load_config", "model_priority",
+                    "context", "layout", "reshape_input", "disable_dynamic_shapes", "enable_qdq_optimizer", "enable_causallm", "enable_opencl_throttling",
+                ),
             ),
             Provider(
                 "qnn", "QNNExecutionProvider", "cpu",
                 "measured on the simulator: it takes operators of fixed shapes only, MatMulNBits among them, so a run has one row",
                 "pip install onnxruntime-qnn, beside onnxruntime", "Windows and Linux on Snapdragon; a simulator on Linux on x86-64",
                 ("onnxruntime_qnn",), {"backend_type": "htp"}, one_row=True,
+                known_options=(
+                    "backend_type", "backend_path", "device_id", "soc_model", "htp_arch", "htp_performance_mode", "htp_graph_finalization_optimization_mode",
+                    "htp_bf16_enable", "enable_htp_fp16_precision", "enable_htp_spill_fill_buffer", "enable_htp_shared_memory_allocator",
+                    "enable_vtcm_backup_buffer_sharing", "extended_udma", "offload_graph_io_quantization", "op_packages", "profiling_level",
+                    "profiling_file_path", "qnn_context_priority", "qnn_saver_path", "rpc_control_latency", "vtcm_mb", "dump_json_qnn_graph",
+                    "json_qnn_graph_dir", "disable_file_mapped_weights", "skip_qnn_version_check",
+                ),
             ),
             Provider(
                 "dml", "DmlExecutionProvider", "cpu", "never run by us: by its documentation it has MatMulNBits and GroupQueryAttention",
@@ -151,6 +163,12 @@ def default_options(provider: Provider) -> dict[str, str]:
     """What the provider is given where the user says nothing else."""
     simulated = provider.name == "qnn" and platform.machine().lower() in ("x86_64", "amd64")
     return {**provider.options, **(_SIMULATOR if simulated else {})}
+
+
+def unknown_options(name: str, options: Mapping[str, str]) -> list[str]:
+    """Those of a provider's options that the table does not know; none where it knows no options of the provider at all."""
+    known = PROVIDERS[name].known_options if name in PROVIDERS else ()
+    return [key for key in options if key not in known] if known else []
 
 
 def unknown_provider(name: str) -> ProviderError:

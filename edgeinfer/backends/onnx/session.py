@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer.backends.base import Placement
+from edgeinfer.backends.onnx.complaints import Complaints, heard, without_source
 from edgeinfer.backends.onnx.dialects import Exported, build_graph
 from edgeinfer.backends.onnx.emitter import Interface
 from edgeinfer.backends.onnx.graph import FileSink, MemorySink
 from edgeinfer.backends.onnx.placement import placement_of, placement_settings, tells_placement
 from edgeinfer.backends.onnx.provider_search import Target
-from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS
+from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS, unknown_options
 from edgeinfer.backends.onnx.weights_folder import weights_folder
 from edgeinfer.core.errors import EdgeInferError, ProviderError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
 
 _FATAL = 4  # of ONNX Runtime's levels of severity: errors come as exceptions, they need not be printed too
-_WHERE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(cc|cpp|h):\d+ [^/]*?\) (?=[A-Z\[/])")
-"""Where in ONNX Runtime's own source something went wrong: it stands before the reason."""
 _REASON_LENGTH = 600
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT)
 
@@ -63,6 +62,10 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
         session, exported = _in_memory(library, program, file, context, threads, target)
     _trim()
     placement = placement_of(library, session, target, len(exported.model.graph.node))
+    if unknown := unknown_options(target.name, target.options):
+        known = ", ".join(PROVIDERS[target.name].known_options)
+        named = ", ".join(unknown)
+        warnings = (*warnings, f"the provider {target.name} was given {named}, which edgeinfer does not know as an option of it; known are {known}")
     if target.one_row:
         warnings = (*warnings, f"the provider {target.name} takes fixed shapes only: prompts are computed token by token, and sequences one by one")
     return MadeSession(session, placement, (*exported.warnings, *warnings), target.one_row)
@@ -92,25 +95,51 @@ def _options(library: Any, threads: int, target: Target) -> Any:
 def _session(library: Any, model: str | bytes, options: Any, threads: int, target: Target) -> Any:
     """Without ONNX Runtime's own fallback to other providers, which only prints a line. A provider that could not be loaded is missing from the session's."""
     own = {**({target.thread_option: str(threads)} if target.thread_option is not None else {}), **target.options}
+    complaints = Complaints()
     try:
-        if target.devices:
-            options.add_provider_for_devices(list(target.devices), own)
-            session = library.InferenceSession(model, options, enable_fallback=0)
-        else:
-            asked = [] if target.is_cpu else [(target.runtime_name, own)]
-            rest = [CPU_PROVIDER] if target.is_cpu or tells_placement(library) else []  # it may not be named where it may take nothing
-            providers = [*asked, *rest]
-            session = library.InferenceSession(model, options, providers=providers, enable_fallback=0)
+        with nullcontext(complaints) if target.is_cpu else heard() as complaints:
+            if target.devices:
+                options.add_provider_for_devices(list(target.devices), own)
+                session = library.InferenceSession(model, options, enable_fallback=0)
+            else:
+                asked = [] if target.is_cpu else [(target.runtime_name, own)]
+                rest = [CPU_PROVIDER] if target.is_cpu or tells_placement(library) else []  # it may not be named where it may take nothing
+                providers = [*asked, *rest]
+                session = library.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except Exception as error:
+        complaints.pass_on(with_log=False)
         raise _refusal(library, target, error) from error
-    if not target.devices and target.runtime_name not in session.get_providers():
-        raise ProviderError(f"ONNX Runtime {library.__version__} could not load the provider {target.name}; repair its package ({_install(target)})")
+    dropped = not target.devices and target.runtime_name not in session.get_providers()
+    complaints.pass_on(with_log=not dropped)
+    if dropped:
+        raise _dropped(library, target, complaints.reasons)
     return session
 
 
+def _dropped(library: Any, target: Target, reasons: str) -> ProviderError:
+    """ONNX Runtime left a provider out of a session that it made all the same."""
+    said = f": {_shortened(reasons)}" if reasons else ""
+    options = ",".join(f"{key}={value}" for key, value in target.options.items())
+    if reasons and options:
+        remedy = f"check its options, {options}{_known_options(target)}, or, if they are right, repair its package ({_install(target)})"
+    else:
+        remedy = f"repair its package ({_install(target)})"
+    return ProviderError(f"ONNX Runtime {library.__version__} could not load the provider {target.name}{said}; {remedy}")
+
+
+def _known_options(target: Target) -> str:
+    """What edgeinfer knows of a provider's options, where one was given that it does not know."""
+    unknown = unknown_options(target.name, target.options)
+    known = PROVIDERS[target.name].known_options if unknown else ()
+    return f" ({', '.join(unknown)} is none that edgeinfer knows; it knows {', '.join(known)})" if unknown else ""
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= _REASON_LENGTH else f"{reason[: _REASON_LENGTH // 2]} ... {reason[-_REASON_LENGTH // 2 :]}"
+
+
 def _refusal(library: Any, target: Target, error: Exception) -> EdgeInferError:
-    reason = _WHERE.sub("", " ".join(str(error).split()))
-    reason = reason if len(reason) <= _REASON_LENGTH else f"{reason[: _REASON_LENGTH // 2]} ... {reason[-_REASON_LENGTH // 2 :]}"
+    reason = _shortened(without_source(str(error)))
     if target.is_cpu:
         return EdgeInferError(f"ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}: {reason}")
     entry = PROVIDERS.get(target.name)
@@ -119,7 +148,7 @@ def _refusal(library: Any, target: Target, error: Exception) -> EdgeInferError:
     old = "" if tells_placement(library) else " (this version cannot tell which nodes run where, so a provider has to take all; from 1.24 on it need not)"
     return ProviderError(
         f"the provider {target.name} on {target.device} of ONNX Runtime {library.__version__} refuses the graph in the dialect {target.dialect}"
-        f"{f' with the options {options}' if options else ''}{known}: {reason}{old}"
+        f"{f' with the options {options}' if options else ''}{_known_options(target)}{known}: {reason}{old}"
     )
 
 
