@@ -28,6 +28,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 FAILED = 1
 OUT_OF_MEMORY = 3
+LONG = 1.0  # seconds that a command may be silent about what happens once
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to a full or broken disk ends with, wherever the output goes
 
 
@@ -144,31 +145,29 @@ def loading(
     provider: str | None = None,
     minimum_share: float | None = None,
 ) -> Iterator[Engine]:
-    """A loaded engine, closed at the end; a person at a terminal sees that loading goes on."""
+    """A loaded engine, closed at the end. A person at a terminal sees that loading goes on; elsewhere a line says what takes long about it."""
     _import_numpy_without_threads()
     gc.disable()  # loading makes a million objects that stay, and no garbage to speak of
     from edgeinfer import Engine
-    from edgeinfer.core.home import kernel_cache_path
+    from edgeinfer.core.announcements import listening
     from edgeinfer.core.host import usable_cores, worker_threads
 
     wanted, sensible = worker_threads(threads), usable_cores()
     if wanted.count > sensible.count:
         note(f"edgeinfer: warning: {wanted.count} threads ({wanted.reason}) wait for each other on {sensible.count} cores ({sensible.reason}): this is slow")
     watched = is_terminal(sys.stderr)
+    label = f"loading {printable(model)} ..."
     if watched:
-        kernels = kernel_cache_path()
-        first = backend in ("numba", "auto") and not (kernels is not None and os.path.isdir(kernels))
-        sys.stderr.write(f"loading {printable(model)}{' and compiling kernels, which the first time takes a while' if first else ''} ...")
-        sys.stderr.flush()
+        _rewrite_line(label)
     try:
-        engine = Engine.load(
-            model, backend=backend, context=context, threads=threads, cache_type=cache_type, provider=provider, minimum_share=minimum_share
-        )
+        with listening(functools.partial(_on_line, label) if watched else _noted_if_long):
+            engine = Engine.load(
+                model, backend=backend, context=context, threads=threads, cache_type=cache_type, provider=provider, minimum_share=minimum_share
+            )
     finally:
         gc.enable()
         if watched:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+            _rewrite_line("")
     gc.freeze()
     if backend == "auto":
         note(f"edgeinfer: {engine.backend_choice}")
@@ -176,6 +175,34 @@ def loading(
         note(f"edgeinfer: {engine.capabilities.placement}")
     with engine:
         yield engine
+
+
+def _rewrite_line(text: str) -> None:
+    """Of a terminal."""
+    sys.stderr.write("\r\x1b[2K" + text)
+    sys.stderr.flush()
+
+
+@contextmanager
+def _on_line(label: str, what: str) -> Iterator[None]:
+    """Shows at a terminal what is being done in place of `label`, which stands there again afterwards."""
+    _rewrite_line(f"{what} ...")
+    yield
+    _rewrite_line(label)
+
+
+@contextmanager
+def _noted_if_long(what: str) -> Iterator[None]:
+    """One line about what is being done, if it takes longer than it takes to wonder."""
+    from threading import Timer
+
+    timer = Timer(LONG, note, [f"edgeinfer: {what} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _import_numpy_without_threads() -> None:

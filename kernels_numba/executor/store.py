@@ -39,6 +39,8 @@ _HASH_BYTES = 32
 _STALE_AFTER = 30 * 86400.0
 """Seconds after which an object of other sources is removed when its kernel is made again. Checkouts of several versions may share a folder."""
 
+Compiling = Callable[[int], contextlib.AbstractContextManager[object]]
+
 BUILT_IN_PACK = PACKAGE / "pack"
 """Kernels that travel in the wheel; `tools/kernel_pack.py` makes them."""
 
@@ -96,13 +98,13 @@ class KernelStore:
         self._addresses: dict[KernelName, int] = {}
         self._lock = threading.Lock()
 
-    def load(self, kernels: Iterable[KernelName]) -> dict[KernelName, int]:
-        """The addresses of the kernels, compiling those that are missing."""
+    def load(self, kernels: Iterable[KernelName], compiling: Compiling = lambda count: contextlib.nullcontext()) -> dict[KernelName, int]:
+        """The addresses of the kernels, compiling those that are missing, if any are: `with compiling(how many)` around it."""
         wanted = dict.fromkeys(kernels)
         with self._lock:
             missing = [kernel for kernel in wanted if kernel not in self._addresses]
             if missing:
-                self._load(missing)
+                self._load(missing, compiling)
             return {kernel: self._addresses[kernel] for kernel in wanted}
 
     @property
@@ -139,17 +141,18 @@ class KernelStore:
         """Compiles a kernel into the folder without loading it; its level need not be one that this machine can run."""
         self._write(kernel, self._compile(kernel))
 
-    def _load(self, kernels: list[KernelName]) -> None:
+    def _load(self, kernels: list[KernelName], compiling: Compiling) -> None:
         places = (*((self.directory,) if self.directory is not None else ()), *self.packs)
         images = {kernel: self._find(kernel, places) for kernel in kernels}
         absent = [kernel for kernel, image in images.items() if image is None]
-        self._compile_in_children(absent)
-        for kernel in absent:
-            image = self._find(kernel, places[:1]) if self.directory is not None and self._path(kernel).exists() else None
-            if image is None:
-                image = self._compile(kernel)
-                self._write(kernel, image)
-            images[kernel] = image
+        with compiling(len(absent)) if absent else contextlib.nullcontext():
+            self._compile_in_children(absent)
+            for kernel in absent:
+                image = self._find(kernel, places[:1]) if self.directory is not None and self._path(kernel).exists() else None
+                if image is None:
+                    image = self._compile(kernel)
+                    self._write(kernel, image)
+                images[kernel] = image
         whole = {kernel: image for kernel, image in images.items() if image is not None}
         code = MappedCode([image.code for image in whole.values()])
         self._mapped.append(code)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,21 @@ def test_a_folder_that_takes_nothing_is_an_error_here(tmp_path: Path, monkeypatc
 def test_a_store_in_memory_compiles_nothing_ahead() -> None:
     with pytest.raises(ValueError, match="need a folder"):
         KernelStore(lowest_level(), None).compile_ahead(RUN_KERNELS)
+
+
+def test_compiling_is_told_only_where_something_is_missing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    told: list[int] = []
+
+    @contextmanager
+    def compiling(count: int) -> Iterator[None]:
+        told.append(count)
+        assert not list(tmp_path.rglob("*.kernel"))
+        yield
+        assert len(list(tmp_path.rglob("*.kernel"))) == count
+
+    for _ in range(2):
+        store = KernelStore(lowest_level(), tmp_path)
+        store.load(RUN_KERNELS[:1], compiling)
+        store.load(RUN_KERNELS[:1], compiling)
+    assert told == [1]

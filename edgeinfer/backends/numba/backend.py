@@ -20,6 +20,7 @@ from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
 from edgeinfer.core import env, host
+from edgeinfer.core.announcements import announced
 from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path, kernel_pack_paths
 from edgeinfer.core.memory_plan import MemoryPlan
@@ -172,7 +173,8 @@ class NumbaBackend:
         try:
             level = choose_level(options.instruction_set)
             store = kernel_store(level)
-            addresses = store.load(decided.kernels)
+            kept = "once for this machine" if store.directory is not None else "for this process alone"
+            addresses = store.load(decided.kernels, lambda count: announced(f"compiling {count} kernels for {level.name}, {kept}"))
             self._pool = WorkerPool(decided.threads.count, decided.threads.cpus or None, store, adapt=True)
             self._weights = self._load_weights(file, decided, addresses, progress)
             caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, options.cache_type), "KV cache") for store_ in program.stores]
