@@ -7,7 +7,6 @@ group is there so that the scheduler counts its cells. Imported when asked for; 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
-from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason
+from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason, path_for_llamacpp
 from edgeinfer.core import host
 from edgeinfer.core.errors import EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError, UnsupportedOptionError
 from edgeinfer.core.memory_plan import MemoryPlan
@@ -61,7 +60,7 @@ class LlamaCppBackend:
         forget_log()
         parameters = library.llama_model_default_params()
         parameters.n_gpu_layers = 0
-        handle = library.llama_model_load_from_file(os.fsencode(model), parameters)
+        handle = library.llama_model_load_from_file(path_for_llamacpp(model), parameters)
         if not handle:
             raise ModelFileError(f"llama.cpp cannot load {model}: {logged_reason()}")
         context = None

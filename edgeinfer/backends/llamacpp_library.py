@@ -6,11 +6,14 @@ llama.cpp's log goes to no terminal. What it says while one of our calls runs in
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 from edgeinfer.core.errors import BackendUnavailableError
 from edgeinfer.core.foreign import import_problem
+from edgeinfer.gguf.reader import GGUFFile
 
 OLDEST = "0.3.36"
 _NEEDED_FIELDS = {"flash_attn_type", "kv_unified", "n_outputs_max"}  # of llama_context_params, since OLDEST
@@ -64,6 +67,12 @@ def describe_library() -> str:
     library = load_library()
     build = _text(library.llama_print_system_info()).replace(" = 1", "").removeprefix("CPU : ").strip(" |")
     return f"llama.cpp {_text(library.llama_version())} of llama-cpp-python {_version()}, built with {build.replace(' | ', ' ')}"
+
+
+def path_for_llamacpp(model: Path) -> bytes:
+    """The path to hand to llama.cpp: of a split model it opens the first shard alone, while any shard names the set here. Raises the reader's errors."""
+    with GGUFFile.open(model) as file:
+        return os.fsencode(file.path)
 
 
 def forget_log() -> None:

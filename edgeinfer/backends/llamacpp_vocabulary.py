@@ -6,16 +6,17 @@ Imports llama-cpp-python when the first vocabulary is opened, never before.
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from types import TracebackType
 
-from edgeinfer.backends.llamacpp_library import forget_log, load_library, logged_reason
+from edgeinfer.backends.llamacpp_library import forget_log, load_library, logged_reason, path_for_llamacpp
 from edgeinfer.core.errors import ModelFileError
 
 
 class LlamaCppVocabulary:
-    """The vocabulary of one GGUF file, opened by llama.cpp. Also a context manager. Raises BackendUnavailableError or ModelFileError."""
+    """The vocabulary of one GGUF file, opened by llama.cpp. Also a context manager. Raises BackendUnavailableError, ModelFileError
+    or the reader's errors.
+    """
 
     def __init__(self, model: Path) -> None:
         library = load_library()
@@ -23,7 +24,7 @@ class LlamaCppVocabulary:
         parameters.vocab_only = True
         self._library = library
         forget_log()
-        self._model = library.llama_model_load_from_file(os.fsencode(model), parameters)
+        self._model = library.llama_model_load_from_file(path_for_llamacpp(model), parameters)
         if not self._model:
             raise ModelFileError(f"llama.cpp cannot open the vocabulary of {model}: {logged_reason()}")
         self._vocabulary = library.llama_model_get_vocab(self._model)

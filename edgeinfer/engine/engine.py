@@ -21,7 +21,7 @@ from edgeinfer.core.results import Completion, StreamEvent
 from edgeinfer.core.steps import OutputKind
 from edgeinfer.engine.embedding import Embedding, chosen_pooling
 from edgeinfer.engine.generation import Generation
-from edgeinfer.engine.inputs import Prompt, checked_option, checked_params, checked_token_ids, params_for_each, prompt_token_ids
+from edgeinfer.engine.inputs import Prompt, checked_option, checked_params, checked_token_ids, for_each_prompt, params_for_each, prompt_token_ids
 from edgeinfer.engine.loop import EngineLoop
 from edgeinfer.engine.parts import Template, Tokenizer
 from edgeinfer.engine.scoring import Block, Scoring
@@ -204,7 +204,7 @@ class Engine:
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise InvalidRequestError("prompts must be a list of prompts; for a single one there is generate()")
         all_params = params_for_each(params, len(prompts))
-        return self._complete([self._checked_prompt(prompt) for prompt in prompts], all_params)
+        return self._complete(for_each_prompt(prompts, self._checked_prompt), all_params)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
         """Continues a raw prompt, an event for each token; the last one carries the completion. Dropping the iterator ends the generation.
@@ -258,7 +258,7 @@ class Engine:
         pooling = chosen_pooling(pooling, self._metadata)
         started: list[tuple[Embedding, ScheduledSequence]] = []
         try:
-            for ids in [self._embedded_ids(prompt) for prompt in prompts]:
+            for ids in for_each_prompt(prompts, self._embedded_ids):
                 embedding = Embedding(len(ids), pooling, normalize)
                 started.append((embedding, self._loop.submit(ids, embedding.first_position, embedding, wants_hidden=True)))
             return [_embedded(embedding) for embedding, _ in started]

@@ -5,7 +5,7 @@ Every refusal names the value and what would be right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +53,19 @@ def checked_token_ids(ids: Iterable[int], vocabulary: int) -> list[int]:
                 f"token id {value} (item {index}) is outside the vocabulary of {vocabulary} tokens; ids go from 0 to {vocabulary - 1}"
             )
         checked.append(int(value))
+    return checked
+
+
+def for_each_prompt(prompts: Sequence[Prompt], check: Callable[[Prompt], list[int]]) -> list[list[int]]:
+    """`check` of every prompt; where there are several, an error says which one it is about (`prompts[57]: ...`)."""
+    checked = []
+    for place, prompt in enumerate(prompts):
+        try:
+            checked.append(check(prompt))
+        except InvalidRequestError as error:
+            if len(prompts) > 1:
+                error.args = (f"prompts[{place}]: {error}",)
+            raise
     return checked
 
 

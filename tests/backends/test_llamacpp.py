@@ -19,6 +19,7 @@ from edgeinfer.core.errors import EdgeInferError, InvalidRequestError, MemoryPla
 from edgeinfer.core.steps import OutputKind
 from tests.backends.support import Driver, Rows
 from tests.backends.test_contract import _equal, _tokens
+from tests.support.split_models import split_file
 from tests.support.tiny_models import tiny_gemma3, tiny_llama
 
 pytestmark = pytest.mark.llamacpp
@@ -42,6 +43,21 @@ def test_it_says_its_version_and_how_it_was_built(backend: LlamaCppBackend) -> N
     said = backend.capabilities.description
     assert said.startswith("llama.cpp ") and " of llama-cpp-python 0." in said
     assert "built with" in said and "REPACK" in said and "flash attention off" in said and " = " not in said
+
+
+def test_any_shard_opens_a_split_model(model: Path, backend: LlamaCppBackend, tmp_path: Path) -> None:
+    """llama.cpp itself opens the first one only."""
+    from edgeinfer.backends.llamacpp_vocabulary import LlamaCppVocabulary
+
+    shards = split_file(model, tmp_path, "parts", 3)
+    prompt = _tokens(9, 1)
+    loaded = LlamaCppBackend.load(shards[2], BackendOptions(**OPTIONS))
+    try:
+        assert _equal(True, Driver(loaded).whole(0, prompt), Driver(backend).whole(7, prompt))
+    finally:
+        loaded.close()
+    with LlamaCppVocabulary(shards[1]) as vocabulary:
+        assert vocabulary.size == backend.capabilities.vocabulary
 
 
 def test_threads_step_and_release_side_by_side(backend: LlamaCppBackend) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeinfer import Engine
-from edgeinfer.core.errors import InvalidRequestError, UnsupportedModelError
+from edgeinfer.core.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from edgeinfer.engine.embedding import chosen_pooling, pooled
 from tests.support.tiny_models import tiny_llama
 
@@ -81,5 +81,10 @@ def test_input_that_cannot_be_embedded_is_refused_and_names_what_is_wrong(model:
         ):
             with pytest.raises(InvalidRequestError, match=message):
                 engine.embed(prompts)  # type: ignore[arg-type]
+        texts = ["ok"] * 57 + ["one too long " * 30] + ["ok"] * 42
+        with pytest.raises(ContextLengthError, match=r"prompts\[57\]: [0-9]+ tokens do not fit the context of 64") as caught:
+            engine.embed(texts)
+        assert caught.value.prompt_tokens > caught.value.context == 64
+        assert len(engine.embed(texts[:57])) == 57
     with Engine.load(model, backend="fake", context=64) as fake, pytest.raises(InvalidRequestError, match=r"no hidden states.*backend='numba'"):
         fake.embed(["a"])

@@ -220,6 +220,18 @@ def test_wrong_lists_and_parameters_are_refused_before_anything_runs() -> None:
         assert engine.capabilities.description.startswith("fake") and engine.memory_plan.cache > 0
 
 
+def test_of_several_prompts_the_wrong_one_is_named() -> None:
+    with fake_engine(context=16) as engine:
+        for prompts, message in (
+            (["a", "b", "too long " * 9], r"^prompts\[2\]: the prompt has 81 tokens"),
+            (["a", [5, -1]], r"^prompts\[1\]: token id -1 \(item 1\)"),
+            (["", "a"], r"^prompts\[0\]: the prompt is empty"),
+            (["too long " * 9], "^the prompt has 81 tokens"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message):
+                engine.generate_many(prompts)
+
+
 def test_an_error_of_the_model_reaches_the_caller_and_the_next_request_works() -> None:
     def rule(tokens: object) -> int:
         if 13 in tokens:  # type: ignore[operator]
