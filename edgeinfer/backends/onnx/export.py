@@ -14,7 +14,7 @@ from edgeinfer.backends.onnx.graph import FileSink
 from edgeinfer.backends.onnx.library import require_onnx
 from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
 from edgeinfer.core.outputs import require_writable_file
-from edgeinfer.core.printable import printable_path
+from edgeinfer.core.printable import printable_path, utf8_path
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import build_program, fuse
 from edgeinfer.model.dims import trained_context
@@ -47,6 +47,10 @@ def export_model(model: Path, output: Path, dialect: str, context: int | None = 
     emitter_of(dialect)
     if output.suffix != ".onnx":
         raise InvalidRequestError(f"the output is {printable_path(output)}; its name must end with .onnx")
+    try:
+        utf8_output = utf8_path(output)
+    except OSError:
+        raise InvalidRequestError(f"the output is {printable_path(output)}, which is not valid UTF-8; ONNX files hold names in UTF-8, choose another") from None
     data, config = output.with_name(output.name + ".data"), output.with_name(GENAI_CONFIG)
     for path in (output, data, config):
         require_writable_file(path, "the export")
@@ -57,15 +61,15 @@ def export_model(model: Path, output: Path, dialect: str, context: int | None = 
         partial = data.with_name(f"{data.name}.partial-{os.getpid()}")
         try:
             with open(partial, "wb") as stream:
-                exported = build_graph(program, file, dialect, FileSink(stream, data.name), tokens, Interface.FILE)
+                exported = build_graph(program, file, dialect, FileSink(stream, utf8_path(data.name)), tokens, Interface.FILE)
             os.replace(partial, data)
         finally:
             partial.unlink(missing_ok=True)
         output.write_bytes(exported.model.SerializeToString())
-        settings = _genai_config(program, file, dialect, tokens, output.name)
+        settings = _genai_config(program, file, dialect, tokens, utf8_path(output.name))
     config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     try:
-        onnx.checker.check_model(str(output), full_check=False)
+        onnx.checker.check_model(utf8_output, full_check=False)
     except onnx.checker.ValidationError as error:
         raise EdgeInferError(f"onnx's checker refuses the graph: {error}; this is a defect of edgeinfer, please report it") from error
     sizes = output.stat().st_size, data.stat().st_size

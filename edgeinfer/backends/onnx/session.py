@@ -24,12 +24,13 @@ from edgeinfer.backends.onnx.provider_search import Target
 from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS, unknown_options
 from edgeinfer.backends.onnx.weights_folder import weights_folder
 from edgeinfer.core.errors import EdgeInferError, ProviderError
+from edgeinfer.core.printable import utf8_path
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
 
 _FATAL = 4  # of ONNX Runtime's levels of severity: errors come as exceptions, they need not be printed too
 _REASON_LENGTH = 600
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EILSEQ)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
             with open(folder / "model.onnx.data", "wb") as stream:
                 exported = build_graph(program, file, target.dialect, FileSink(stream, "model.onnx.data"), context, Interface.STEP, not target.is_cpu)
             path.write_bytes(exported.model.SerializeToString())
-            session = _session(library, str(path), _options(library, threads, target), threads, target)
+            session = _session(library, utf8_path(path), _options(library, threads, target), threads, target)
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
