@@ -13,7 +13,7 @@ import numpy as np
 
 from edgeinfer.core.errors import InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
-from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, OutputKind, Step, StepOutputs
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, OutputKind, Step, StepOutputs, can_be_drawn
 
 CACHE_TYPES = ("f16", "f32", "q8_0")
 """What keys and values may be kept as. q8_0: a byte each and a half-float scale for up to 32."""
@@ -99,6 +99,7 @@ class Capabilities:
     kept_sequences: int = 0  # above 0 it is a `PrefixSharingBackend`, which can hold so many sequences beside `maximum_sequences` that run
     copies_prefixes: bool = False  # what sequences share is held by each of them, so it is counted for each
     maximum_passes: int = 1  # of a burst; 1: it has none
+    draws: bool = False  # its bursts may have `draws`
     times_operations: bool = False  # it is a `ProfilingBackend`, and was loaded with `profile`
     placement: Placement | None = None  # of a graph that a provider runs
 
@@ -185,3 +186,15 @@ def refuse_impossible_burst(step: Step, burst: Burst, capabilities: Capabilities
         raise InvalidRequestError(
             f"a burst has {step.rows} rows of {len(step.sequences)} sequences; each row must have a sequence of its own and ask for logits"
         )
+    if burst.draws is None:
+        return
+    if not capabilities.draws:
+        raise InvalidRequestError("a burst wants drawn tokens; this backend takes the largest logits alone")
+    if len(burst.draws.params) != step.rows or burst.draws.uniforms.shape != (burst.passes, step.rows):
+        raise InvalidRequestError(
+            f"a burst of {burst.passes} passes of {step.rows} rows has draws for {len(burst.draws.params)} rows, with points of the shape "
+            f"{burst.draws.uniforms.shape}"
+        )
+    refused = [params for params in burst.draws.params if params is not None and not can_be_drawn(params)]
+    if refused:
+        raise InvalidRequestError(f"a burst wants tokens drawn with {refused[0]}, which is beyond what bursts draw")

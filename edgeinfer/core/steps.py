@@ -8,6 +8,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeinfer.core.requests import SamplingParams
+
 MAXIMUM_OUTPUT_ROWS = 64
 """Rows of a step that may ask for an output: 64 rows of 262,144 float32 logits are 67 MB."""
 
@@ -36,9 +38,30 @@ class SequenceTable:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """How rows of a burst choose their tokens: as the sampler does with `params` (None: the largest logit) at the point `uniforms[pass, row]`.
+
+    `params` has an entry a row, which `can_be_drawn`; `uniforms` is float64[passes, rows] in [0, 1). The sampler is that of `edgeinfer.sampling`, and no
+    other token than the one that it would choose counts.
+    """
+
+    params: tuple[SamplingParams | None, ...]
+    uniforms: NDArray[np.float64]
+
+
+UNDECIDED = -1
+"""In place of a drawn token: see `StepOutputs.largest`."""
+
+
+def can_be_drawn(params: SamplingParams) -> bool:
+    """Whether a burst may draw so. The bounds are those of kernels; beyond them nobody samples on purpose, and the sampler itself has none."""
+    return 0.05 <= params.temperature <= 20.0 and params.top_k <= 100 and (params.min_p == 0.0 or params.min_p >= 1e-12)
+
+
+@dataclass(frozen=True)
 class Burst:
     """Makes a step several forward passes, between which nobody is asked: after each, every row goes on with the token of its largest logit (ties: the
-    lower id), at the next position.
+    lower id), or the one that `draws` give, at the next position.
 
     Every row must have a sequence of its own and ask for LOGITS, and pages must be there for the positions of all passes. There are at most `passes`, at
     least 1. A burst ends early after the pass in which a row chose one of `end_ids` (int32), and after the one during which somebody, from whatever thread,
@@ -48,6 +71,7 @@ class Burst:
     passes: int
     end_ids: NDArray[np.int32]
     interrupt: NDArray[np.int64]
+    draws: Draws | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,9 @@ class StepOutputs:
     """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order; of a burst those of its last pass. Valid until
     the next step, as is all that follows.
 
-    `largest` int32[passes that ran, output rows]: the lowest id of each row's largest logit, where the backend finds it on its way, as it must in a burst.
+    `largest` int32[passes that ran, output rows]: the lowest id of each row's largest logit, where the backend finds it on its way, as it must in a burst;
+    of rows that are drawn, the drawn tokens. One that rounding might decide, or that takes too much, a backend may leave to its caller: it is UNDECIDED, and
+    the burst has ended with that pass.
     `hidden` float32[hidden rows, width] and `hidden_rows`, the same for HIDDEN; None if no row asked for it.
     """
 

@@ -24,7 +24,7 @@ _BY_NUMBER = {0: None, 1: "mean", 2: "cls", 3: "last"}  # llama_pooling_type; 0 
 class Embedding:
     """Consumer of a sequence's hidden states: puts the pooled embedding into `queue`, or the error that ended the sequence."""
 
-    greedy_tokens = 0  # nothing is chosen here
+    unseen_tokens = 0  # nothing is chosen here
 
     def __init__(self, tokens: int, pooling: str, normalize: bool) -> None:
         self.queue: SimpleQueue[NDArray[np.float32] | BaseException] = SimpleQueue()

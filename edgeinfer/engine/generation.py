@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.core.requests import SamplingParams
 from edgeinfer.core.results import Completion, StreamEvent, Timings, Usage
+from edgeinfer.core.steps import can_be_drawn
 from edgeinfer.engine.parts import TokenStream
 from edgeinfer.engine.stops import StopMatcher
 from edgeinfer.sampling import Sampler, fresh_seed
@@ -43,6 +44,8 @@ class Generation:
         self._first_token = 0.0
         self._seed = fresh_seed() if params.seed is None else params.seed
         self._sampler = Sampler(params, self._seed)
+        self.drawn_with = None if self._sampler.greedy else params
+        self._unseen = self._sampler.greedy or can_be_drawn(params)
         self._prompt_tokens = prompt_tokens
         room = context - prompt_tokens
         self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -59,9 +62,13 @@ class Generation:
         return False
 
     @property
-    def greedy_tokens(self) -> int:
-        """All that are still wanted, if the sampler is greedy; but nobody waits for other tokens before the first is out."""
-        return self._limit - len(self._token_ids) if self._sampler.greedy and self._token_ids else 0
+    def unseen_tokens(self) -> int:
+        """All that are still wanted, if a backend can choose them; but nobody waits for other tokens before the first is out."""
+        return self._limit - len(self._token_ids) if self._unseen and self._token_ids else 0
+
+    def uniforms(self, count: int) -> list[float]:
+        first = len(self._token_ids)
+        return [self._sampler.uniform(index) for index in range(first, first + count)]
 
     def rows(self, sequence: Sequence, first_position: int, logits: NDArray[np.float32], largest: NDArray[np.int32] | None) -> Verdict:
         return self.chosen(sequence, (self._sampler.sample(logits[-1], len(self._token_ids), None if largest is None else int(largest[-1])),))

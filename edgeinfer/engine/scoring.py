@@ -18,7 +18,7 @@ Block = tuple[int, NDArray[np.float32]]
 class Scoring:
     """Consumer of a sequence's rows that copies them to `queue` as (first position, float32[rows, vocabulary]); an error ends the queue."""
 
-    greedy_tokens = 0  # nothing is chosen here
+    unseen_tokens = 0  # nothing is chosen here
 
     def __init__(self, tokens: int) -> None:
         self.queue: SimpleQueue[Block | BaseException] = SimpleQueue()

@@ -29,6 +29,10 @@ class Sampler:
         """Whether it takes the largest logit, whatever the logits are."""
         return self._params.temperature == 0.0
 
+    def uniform(self, index: int) -> float:
+        """The point in [0, 1) at which the output token `index` is drawn."""
+        return uniform(self._seed, index)
+
     def sample(self, logits: NDArray[np.float32], index: int, largest: int | None = None) -> int:
         """The token for float32[vocabulary]; `index` counts the output tokens of the request from 0. `largest`: the first of the largest, if known."""
         params = self._params
@@ -38,4 +42,4 @@ class Sampler:
         ids, scores = keep_top_p(ids, scores, params.top_p)
         ids, scores = keep_min_p(ids, scores, params.min_p)
         ids, scores = scale_temperature(ids, scores, params.temperature)
-        return draw(ids, scores, uniform(self._seed, index))
+        return draw(ids, scores, self.uniform(index))

@@ -7,6 +7,7 @@ follow from it. The engine's thread is the only caller; tests call it directly o
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import Backend, PrefixSharingBackend
 from edgeinfer.core.errors import ContextLengthError, NonFiniteError
-from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, StepOutputs
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, UNDECIDED, Burst, Draws, StepOutputs
 from edgeinfer.kvcache.blocks import PagePool
 from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
 from edgeinfer.scheduler.bursts import Pace
 from edgeinfer.scheduler.kept import KeptSequences
 from edgeinfer.scheduler.plan import Chunk, StepPlan, build_step, next_chunk
-from edgeinfer.scheduler.sequence import GreedyConsumer, PageTable, Sequence, Verdict
+from edgeinfer.scheduler.sequence import BurstConsumer, PageTable, Sequence, Verdict
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Scheduler:
     Over a backend that keeps its own cache and shares prefixes, sequences that have ended are kept for others to begin with, until their places are
     needed: those go first that were least recently of use.
 
-    While every sequence decodes greedily and nobody waits, a step is a burst of several tokens, short enough that nobody notices (see `bursts`).
+    While every sequence decodes and lets the backend choose its tokens, and nobody waits, a step is a burst of several tokens, short enough that nobody
+    notices (see `bursts`).
     """
 
     def __init__(self, backend: Backend, prefix_reuse: bool = True) -> None:
@@ -256,16 +258,19 @@ class Scheduler:
             return None
         if any(sequence not in sequences and not sequence.consumer.paused for sequence in self._running):
             return None
-        passes = min(self._pace.passes(len(chunks)), *(sequence.consumer.greedy_tokens for sequence in sequences))
+        passes = min(self._pace.passes(len(chunks)), *(sequence.consumer.unseen_tokens for sequence in sequences))
         if passes < 2:
+            return None
+        if not self._capabilities.draws and any(cast(BurstConsumer, sequence.consumer).drawn_with is not None for sequence in sequences):
             return None
         for index, pool in enumerate(self._pools):
             if sum(_missing(chunk.sequence.tables[index], chunk.end + passes - 1, pool) for chunk in chunks) > pool.available:
                 return None
         for chunk in chunks:
             self._take_pages(chunk.sequence, chunk.end + passes - 1)
-        end_ids = {token for sequence in sequences for token in cast(GreedyConsumer, sequence.consumer).end_ids}
-        return Burst(passes, np.array(sorted(end_ids), dtype=np.int32), self._interrupt)
+        consumers = [cast(BurstConsumer, sequence.consumer) for sequence in sequences]
+        end_ids = {token for consumer in consumers for token in consumer.end_ids}
+        return Burst(passes, np.array(sorted(end_ids), dtype=np.int32), self._interrupt, _draws(consumers, passes))
 
     # Running -------------------------------------------------------------------------------------------------------------------------------------
 
@@ -292,7 +297,7 @@ class Scheduler:
         for chunk in chunks:
             end = row + (0 if chunk.sequence.wants_hidden else chunk.outputs)
             if burst is not None:
-                self._deliver_tokens(chunk, _largest_of(outputs)[:, row].tolist())
+                self._deliver_burst(chunk, _largest_of(outputs)[:, row].tolist(), outputs.logits[row:end])
             elif chunk.sequence.wants_hidden and chunk.outputs:
                 assert outputs.hidden is not None, "a backend that declares hidden states gives those asked for"
                 self._deliver_rows(chunk, outputs.hidden[hidden_row : hidden_row + chunk.outputs], None)
@@ -311,10 +316,21 @@ class Scheduler:
                 return
         self._go_on(chunk, chunk.end, verdict)
 
+    def _deliver_burst(self, chunk: Chunk, tokens: list[int], logits: NDArray[np.float32]) -> None:
+        """The tokens of a burst. Of one that the backend left undecided, which can only be the last, its sequence gets the logits."""
+        if tokens[-1] != UNDECIDED:
+            self._deliver_tokens(chunk, tokens)
+            return
+        last = chunk.start + len(tokens) - 1
+        if len(tokens) > 1:
+            self._deliver_tokens(chunk, tokens[:-1])
+        if chunk.sequence in self._running and chunk.sequence.computed == last:
+            self._deliver_rows(Chunk(chunk.sequence, last, last + 1, last), logits, None)
+
     def _deliver_tokens(self, chunk: Chunk, tokens: list[int]) -> None:
         sequence = chunk.sequence
         try:
-            verdict = cast(GreedyConsumer, sequence.consumer).chosen(sequence, tokens)
+            verdict = cast(BurstConsumer, sequence.consumer).chosen(sequence, tokens)
         except Exception as error:
             self._fail(sequence, error)
             return
@@ -393,6 +409,15 @@ class Scheduler:
 def _largest_of(outputs: StepOutputs) -> NDArray[np.int32]:
     assert outputs.largest is not None, "a backend that declares bursts tells what they chose"
     return outputs.largest
+
+
+def _draws(consumers: Items[BurstConsumer], passes: int) -> Draws | None:
+    """How a burst draws the tokens of these consumers' sequences; None if all take the largest logits."""
+    params = tuple(consumer.drawn_with for consumer in consumers)
+    if all(entry is None for entry in params):
+        return None
+    columns = [[0.0] * passes if consumer.drawn_with is None else consumer.uniforms(passes) for consumer in consumers]
+    return Draws(params, np.array(columns, dtype=np.float64).T.copy())
 
 
 def _missing(table: PageTable, end: int, pool: PagePool) -> int:

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeinfer.core.requests import SamplingParams
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -29,9 +31,8 @@ class RowConsumer(Protocol):
         ...
 
     @property
-    def greedy_tokens(self) -> int:
-        """How many of the next tokens are those of the largest logit whatever the logits are, so that they need not be shown. 0: they must be. Above 0
-        it is a `GreedyConsumer`."""
+    def unseen_tokens(self) -> int:
+        """How many of the next tokens a backend may choose, so that the logits need not be shown. 0: they must be. Above 0 it is a `BurstConsumer`."""
         ...
 
     def rows(self, sequence: Sequence, first_position: int, outputs: NDArray[np.float32], largest: NDArray[np.int32] | None, /) -> Verdict:
@@ -44,16 +45,25 @@ class RowConsumer(Protocol):
         ...
 
 
-class GreedyConsumer(RowConsumer, Protocol):
-    """A consumer that may take the tokens of the largest logits without a look at the logits."""
+class BurstConsumer(RowConsumer, Protocol):
+    """A consumer that may take tokens without a look at the logits: those of the largest, or those that `drawn_with` gives."""
 
     @property
     def end_ids(self) -> Collection[int]:
         """Tokens after which nothing more is wanted."""
         ...
 
+    @property
+    def drawn_with(self) -> SamplingParams | None:
+        """How tokens are drawn; None: they are those of the largest logits."""
+        ...
+
+    def uniforms(self, count: int) -> Items[float]:
+        """The points at which the next `count` tokens are drawn. Asked for where `drawn_with` is not None."""
+        ...
+
     def chosen(self, sequence: Sequence, tokens: Items[int]) -> Verdict:
-        """In place of rows: the next tokens, at most `greedy_tokens`, none after one of `end_ids`. It may end before the last of them, for reasons of its
+        """In place of rows: the next tokens, at most `unseen_tokens`, none after one of `end_ids`. It may end before the last of them, for reasons of its
         own."""
         ...
 

@@ -32,12 +32,14 @@ STEP_WORDS = (
     "end_ids",  # address of int32[end_id_count]: a burst ends after the pass in which a row chose one of them
     "end_id_count",
     "interrupt",  # address of an int64, or 0: a burst ends after the pass during which it became other than 0
+    "draws",  # address of a record per output row that says how its token is drawn (`ops.sampling`); 0: all take their largest logit
+    "uniforms",  # address of float64[passes, outputs] in [0, 1): the points of the draws
     "row_blocks",  # 0: workers share columns; else they share rows, cut into so many blocks (`row_blocks`)
 )
 
 (
     ROWS, TOKEN_IDS, ROPE_POSITIONS, SLOTS, ROW_SEQUENCES, OUTPUTS, OUTPUT_ROWS, QUERY_BLOCKS, QUERY_BLOCK_COUNT, PAGE_TABLES, CACHE_GROUPS, STATUS, CANCEL,
-    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT, ROW_BLOCKS,
+    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT, DRAWS, UNIFORMS, ROW_BLOCKS,
 ) = (8 * index for index in range(len(STEP_WORDS)))  # fmt: skip
 """Byte offsets of the words."""
 
@@ -135,11 +137,21 @@ class StepRecord:
         words[CANCEL // 8] = 0
         words[PASSES_LEFT // 8] = 1
         words[PASSES_DONE // 8] = 0
+        words[DRAWS // 8] = 0
         self._kept = (page_tables,)
 
-    def make_burst(self, passes: int, end_ids: NDArray[np.int32], interrupt: NDArray[np.int64]) -> None:
+    def make_burst(
+        self,
+        passes: int,
+        end_ids: NDArray[np.int32],
+        interrupt: NDArray[np.int64],
+        draws: NDArray[np.float64] | None = None,
+        uniforms: NDArray[np.float64] | None = None,
+    ) -> None:
         """Makes the step that was just filled a burst of up to `passes` passes: after each, every row goes on with the token of its largest logit, at the
         next position (`ops.greedy`). It ends early as the words of the record say; `interrupt` is int64[1], and anybody may write it at any time.
+
+        With `draws`, a record of `ops.sampling` for each row, and `uniforms`, float64[passes, rows], tokens are drawn instead.
 
         Raises ValueError unless every row has a sequence of its own and is an output, or for more passes than the record was made for. The page tables must
         lead to pages for the positions of all passes.
@@ -153,7 +165,10 @@ class StepRecord:
         words[END_IDS // 8] = address_of(end_ids)
         words[END_ID_COUNT // 8] = len(end_ids)
         words[INTERRUPT // 8] = address_of(interrupt)
-        self._kept = (*self._kept, end_ids, interrupt)
+        if draws is not None and uniforms is not None:
+            words[DRAWS // 8] = address_of(draws)
+            words[UNIFORMS // 8] = address_of(uniforms)
+        self._kept = (*self._kept, end_ids, interrupt, draws, uniforms)
 
     @property
     def rows(self) -> int:
@@ -171,7 +186,7 @@ class StepRecord:
 
     @property
     def largest(self) -> NDArray[np.int32]:
-        """int32[passes that ran, outputs]: the lowest id of each row's largest logit. A view: the next step overwrites it."""
+        """int32[passes that ran, outputs]: the lowest id of each row's largest logit, or the token that was drawn. A view: the next step overwrites it."""
         passes, outputs = self.passes_done, self._view[OUTPUTS // 8]
         return self._largest[: passes * outputs].reshape(passes, outputs)
 

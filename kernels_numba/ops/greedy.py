@@ -1,4 +1,5 @@
-"""The kernel that chooses tokens greedily, and in a burst prepares the next pass: the last entry of a tape, behind `elementwise.check_logits`."""
+"""The kernel that chooses tokens greedily, and in a burst prepares the next pass: the last entry of a tape, behind `elementwise.check_logits` and
+`sampling.sample_tokens`."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from kernels_numba.executor.step import (
     TOKEN_IDS,
 )  # fmt: skip
 from kernels_numba.ops.common import word
+from kernels_numba.ops.draw_weights import draw_of
 from kernels_numba.ops.elementwise import MAXIMA_COLUMNS
 from kernels_numba.simd.function import kernel_function
 
@@ -50,7 +52,9 @@ def first_largest(simd: Any, row: int, width: int, maxima: int) -> int:
 
 @kernel_function
 def is_end(simd: Any, step: int, token: int) -> int:
-    """1 if a burst ends with this token."""
+    """1 if a burst ends with this token: always with one that is undecided."""
+    if token < 0:
+        return 1
     end_ids = simd.load_i64(step + END_IDS)
     for index in range(simd.load_i64(step + END_ID_COUNT)):
         if simd.load_i32(end_ids + 4 * index) == token:
@@ -72,8 +76,8 @@ def advance_row(simd: Any, step: int, row: int, token: int) -> None:
 
 @kernel_function
 def choose_tokens(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
-    """Notes the lowest id of each output row's largest logit in `largest` and counts the pass. In a burst, unless it ends here, every row becomes that
-    token at the next position. All by worker 0, whom the others await: a row takes it about a microsecond."""
+    """Notes the lowest id of each output row's largest logit in `largest`, unless `sampling` has drawn a token there, and counts the pass. In a burst,
+    unless it ends here, every row becomes that token at the next position. All by worker 0, whom the others await: a row takes it about a microsecond."""
     if worker != 0:
         return
     logits = word(simd, operands, 0)
@@ -86,8 +90,9 @@ def choose_tokens(simd: Any, operands: int, step: int, worker: int, workers: int
     left = simd.load_i64(step + PASSES_LEFT) - 1
     chosen = simd.load_i64(step + LARGEST) + 4 * outputs * done
     for row in range(outputs):
-        token = first_largest(simd, logits + row * stride, width, maxima + row * maxima_stride)
-        simd.store_i32(chosen + 4 * row, token)
+        if draw_of(simd, step, row) == 0:
+            simd.store_i32(chosen + 4 * row, first_largest(simd, logits + row * stride, width, maxima + row * maxima_stride))
+        token = simd.load_i32(chosen + 4 * row)
         if left > 0 and is_end(simd, step, token) != 0:
             left = 0
     if left > 0 and simd.atomic_load(simd.load_i64(step + INTERRUPT)) != 0:

@@ -116,7 +116,13 @@ def test_a_burst_is_what_kernels_find() -> None:
     (ctypes.c_int32 * 6).from_address(read(record, "largest"))[:] = [10, 11, 12, 20, 21, 22]
     record.words[STEP_WORDS.index("passes_done")] = 2
     assert record.largest.tolist() == [[10, 11, 12], [20, 21, 22]]
+    assert read(record, "draws") == read(record, "uniforms") == 0
+    draws, uniforms = np.array([[0.5] * 6] * 3), np.arange(15.0).reshape(5, 3)
+    record.make_burst(5, end_ids, interrupt, draws, uniforms)
+    assert (ctypes.c_double * 15).from_address(read(record, "uniforms"))[:] == list(range(15))
+    assert (ctypes.c_double * 18).from_address(read(record, "draws"))[:] == [0.5] * 18
     fill(record, [0], [1], [], [[]])
+    assert read(record, "draws") == 0
     assert read(record, "passes_left") == 1 and record.largest.shape == (0, 0)
 
 

@@ -167,6 +167,8 @@ def rounding_idioms(simd, operands, step, worker, workers):
         simd.store_i32x16(output + 2 * size, simd.round_i32_from_f64(w))
         simd.store_f32x16(output + 3 * size, simd.f32_from_f64(simd.round_f64(w) - w))
         simd.store_f32x16(output + 4 * size, simd.f32_from_f64(simd.splat_f64(simd.load_f64(address)) + simd.splat_f64(simd.f64_from_i64(i)) * w))
+        simd.store_f64x16(output + 5 * size + 64 * i, w - simd.round_f64(w))  # as long as two results
+        simd.store_f64(output + 7 * size, simd.sum_lanes_f64(w))
 
 
 @kernel_function
@@ -295,9 +297,14 @@ def test_rounding_idioms(level: str) -> None:
     w[:40] = generator.integers(-300, 300, (40, 16)) / 2
     rounded = np.rint(w)
     steps = np.arange(COUNT)[:, None].astype(np.float64)
+    tree = w
+    for half in (8, 4, 2, 1):
+        tree = tree[:, :half] + tree[:, half:]
+    sums = np.zeros((COUNT, 8))
+    sums[:, :1] = tree
     expected = [
         np.rint(x) + F32(0), np.rint(x).astype(np.int32), rounded.astype(np.int64).astype(np.int32), (rounded - w).astype(F32),
-        (w[:, :1] + steps * w).astype(F32),
+        (w[:, :1] + steps * w).astype(F32), *(w - rounded).reshape(2, COUNT, 8), sums,
     ]  # fmt: skip
     agree(run_vectors(level, rounding_idioms, [x, w], len(expected)), expected)
 

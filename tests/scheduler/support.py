@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgeinfer.backends.base import Backend, BackendOptions
 from edgeinfer.backends.fake import FakeBackend
 from edgeinfer.core.errors import NonFiniteError
+from edgeinfer.core.requests import SamplingParams
 from edgeinfer.core.steps import OutputKind, Step, StepOutputs
 from edgeinfer.scheduler import Scheduler, Sequence, Verdict
 
@@ -28,6 +29,7 @@ class Recorder:
         self.greedy = greedy
         self.ends = frozenset([*ends, *end_ids])
         self.end_ids = end_ids
+        self.drawn_with: SamplingParams | None = None
         self.bursts: list[int] = []  # how many tokens came together each time
         self.tokens: list[int] = []
         self.logits: dict[int, NDArray[np.float32]] = {}
@@ -44,12 +46,15 @@ class Recorder:
             return Verdict(finished=self.finished)
         return self._take(int(np.argmax(logits[-1])))
 
+    def uniforms(self, count: int) -> list[float]:
+        return [(7 * (len(self.tokens) + index) % 10) / 10 for index in range(count)]
+
     @property
-    def greedy_tokens(self) -> int:
+    def unseen_tokens(self) -> int:
         return self.limit - len(self.tokens) if self.greedy else 0
 
     def chosen(self, sequence: Sequence, tokens: Items[int]) -> Verdict:
-        assert self.greedy and 0 < len(tokens) <= self.greedy_tokens and not set(tokens[:-1]) & set(self.end_ids)
+        assert self.greedy and 0 < len(tokens) <= self.unseen_tokens and not set(tokens[:-1]) & set(self.end_ids)
         self.bursts.append(len(tokens))
         for count, token in enumerate(tokens, start=1):
             if self._take(token).finished:

@@ -12,7 +12,8 @@ import pytest
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.fake import MAXIMUM_PASSES, FakeBackend
 from edgeinfer.core.errors import NonFiniteError
-from edgeinfer.core.steps import Step, StepOutputs
+from edgeinfer.core.requests import SamplingParams
+from edgeinfer.core.steps import UNDECIDED, Step, StepOutputs
 from edgeinfer.scheduler.bursts import Pace
 from tests.scheduler.support import Bench, alone
 
@@ -182,3 +183,56 @@ def test_a_fault_within_a_burst_ends_its_own_sequence_alone_with_the_tokens_befo
     assert isinstance(broken.error, NonFiniteError) and broken.tokens == expected[:13]
     assert other.tokens == alone(_prompt(30, 2), 40) and other.bursts
     assert bench.used == 0
+
+
+class DrawingBackend(FakeBackend):
+    """The fake backend with draws, which are its largest logits; every `undecided`-th token it leaves to the caller."""
+
+    def __init__(self, options: BackendOptions, undecided: int) -> None:
+        super().__init__(options)
+        self.capabilities = dataclasses.replace(self.capabilities, draws=True)
+        self._undecided = undecided
+        self._count = 0
+        self.points: list[float] = []
+
+    def step(self, step: Step) -> StepOutputs:
+        if step.burst is None or step.burst.draws is None:
+            return super().step(step)
+        passes = next(count for count in range(1, step.burst.passes + 1) if count == step.burst.passes or (self._count + count) % self._undecided == 0)
+        burst = dataclasses.replace(step.burst, passes=passes, draws=None)
+        outputs = super().step(dataclasses.replace(step, burst=burst))
+        assert outputs.largest is not None
+        self._count += len(outputs.largest)
+        self.points += step.burst.draws.uniforms[: len(outputs.largest), -1].tolist()
+        largest = outputs.largest.copy()
+        if self._count % self._undecided == 0:
+            largest[-1, -1] = UNDECIDED
+        return dataclasses.replace(outputs, largest=largest)
+
+
+@pytest.mark.parametrize("undecided", [1, 2, 5, 1000])
+def test_tokens_that_a_backend_leaves_undecided_are_chosen_from_the_logits(undecided: int) -> None:
+    backends: list[DrawingBackend] = []
+
+    def drawing(options: BackendOptions) -> DrawingBackend:
+        backends.append(DrawingBackend(options, undecided))
+        return backends[-1]
+
+    bench = Bench(backend=drawing)
+    _, greedy = bench.submit(_prompt(20, 1), 30, greedy=True)
+    sequence, drawn = bench.submit(_prompt(25, 2), 30, greedy=True)
+    drawn.drawn_with = SamplingParams(temperature=0.8)
+    bench.run()
+    assert greedy.tokens == alone(_prompt(20, 1), 30) and drawn.tokens == alone(_prompt(25, 2), 30)
+    assert sum(drawn.bursts) + len(drawn.logits) == 30 and bool(drawn.bursts) == (undecided > 1)
+    assert len(greedy.logits) <= 3, "the other sequence of a burst was shown nothing; a last token alone is no burst"
+    points = [(7 * index % 10) / 10 for index in range(2, 30)]
+    assert len(backends[0].points) >= 27 and backends[0].points == points[: len(backends[0].points)], "each token is drawn at its own point"
+    assert bench.used == 0 and sequence.computed == 0
+
+
+def test_a_backend_that_draws_nothing_is_not_asked_to() -> None:
+    bench = Bench()
+    _, recorder = bench.submit(_prompt(20), 10, greedy=True)
+    recorder.drawn_with = SamplingParams(temperature=0.8)
+    assert bench.run() == 10 and not recorder.bursts

@@ -24,7 +24,7 @@ from edgeinfer.core.announcements import announced
 from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path, kernel_pack_paths
 from edgeinfer.core.memory_plan import MemoryPlan
-from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Draws, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.step import StepRecord
@@ -33,6 +33,7 @@ from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
 from kernels_numba.ops.cache_types import PAGE_POSITIONS
+from kernels_numba.ops.draws import draw_records
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
 
 PROCESS_GROWTH = 4_000_000
@@ -146,6 +147,15 @@ def _pages(tokens: int) -> int:
     return -(-tokens // PAGE_POSITIONS)
 
 
+def _draws(draws: Draws | None) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+    """What kernels read of them: records and points."""
+    if draws is None:
+        return None, None
+    none = (0.0, 0, 1.0, 0.0)
+    records = draw_records([none if p is None else (p.temperature, p.top_k, p.top_p, p.min_p) for p in draws.params])
+    return records, np.ascontiguousarray(draws.uniforms, dtype=np.float64)
+
+
 def _rows_in(arena: Region, slot: Slot, width: int) -> NDArray[np.float32]:
     """float32[MAXIMUM_OUTPUT_ROWS, width]: a view of a slot."""
     size = rows_bytes(MAXIMUM_OUTPUT_ROWS, width)
@@ -208,6 +218,7 @@ class NumbaBackend:
             output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             separate_rope_positions=True,
             maximum_passes=MAXIMUM_PASSES,
+            draws=True,
             times_operations=options.profile,
         )
 
@@ -303,7 +314,8 @@ class NumbaBackend:
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
         if step.burst is not None:
             refuse_impossible_burst(step, step.burst, self.capabilities)
-            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt)
+            draws, uniforms = _draws(step.burst.draws)
+            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms)
         stopped = self._pool.run(tape, self._record)
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")

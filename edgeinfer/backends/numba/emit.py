@@ -22,7 +22,7 @@ from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weigh
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, quantize, rope
+from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, quantize, rope, sampling
 from kernels_numba.ops.cache_types import CACHE_TYPES
 
 
@@ -54,6 +54,8 @@ class Emitter:
             (attention.attention_scratch_bytes(store.key_size, store.value_size, context) for store in program.stores), default=0
         )
         self.maxima = self.arena.take(rows_bytes(MAXIMUM_OUTPUT_ROWS, elementwise.maxima_width(program.vocabulary)))
+        self.block_sums = self.arena.take(MAXIMUM_OUTPUT_ROWS * _block_sums_stride(program.vocabulary))
+        self.sampling_scratch = self.arena.take(sampling.SAMPLING_SCRATCH_BYTES)
         self.attention_scratch = self.arena.take(workers * self.attention_scratch_bytes)
 
     def emit(self) -> None:
@@ -77,10 +79,17 @@ class Emitter:
     def _end_of_pass(self, logits: Value) -> None:
         """What stands between the logits and the next pass."""
         maxima, maxima_stride = Address("slot", self.maxima), row_stride(elementwise.maxima_width(logits.width))
+        sums, sums_stride = Address("slot", self.block_sums), _block_sums_stride(logits.width)
         source: dict[str, Operand] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
         self._entry(
             KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
-            writes=[self.maxima], split=None, **source, maxima=maxima, maxima_stride=maxima_stride,
+            writes=[self.maxima, self.block_sums], split=None, **source, maxima=maxima, maxima_stride=maxima_stride, sums=sums, sums_stride=sums_stride,
+        )  # fmt: skip
+        self._entry(
+            KernelName("ops.sampling", "sample_tokens"), sampling.SAMPLE_TOKENS_OPERANDS, "sample tokens",
+            reads=[self._rows_of(logits), self.maxima, self.block_sums], writes=[], split=None, **source, block_columns=elementwise.MAXIMA_COLUMNS,
+            block_maxima=maxima, block_maxima_stride=maxima_stride, block_sums=sums, block_sums_stride=sums_stride,
+            scratch=Address("slot", self.sampling_scratch),
         )  # fmt: skip
         self._entry(
             KernelName("ops.greedy", "choose_tokens"), greedy.CHOOSE_TOKENS_OPERANDS, "choose tokens", reads=[self._rows_of(logits), self.maxima],
@@ -309,6 +318,11 @@ class Emitter:
         self._pending_writes.update(dict.fromkeys(written, split))
         row_wise = kernel.function in ROW_WISE and not operands.get("per_output", 0)
         self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label, row_wise=row_wise))
+
+
+def _block_sums_stride(vocabulary: int) -> int:
+    """Bytes of a row of what `check_logits` notes of weights: a float64 for each block."""
+    return 8 * -(-vocabulary // elementwise.MAXIMA_COLUMNS)
 
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:

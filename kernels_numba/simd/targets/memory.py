@@ -81,6 +81,16 @@ def store_u8(e: Emission, address: ir.Value, value: ir.Value) -> None:
     _store(e, address, e.builder.trunc(value, I8))
 
 
+@idiom("void(i64, f64)")
+def store_f64(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    _store(e, address, value)
+
+
+@idiom("void(i64, f64x16)")
+def store_f64x16(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    _store(e, address, value)
+
+
 @idiom("void(i64, f32)")
 def store_f32(e: Emission, address: ir.Value, value: ir.Value) -> None:
     _store(e, address, value)

@@ -266,9 +266,17 @@ def sum_lanes(e: Emission, value: ir.Value) -> ir.Value:
     return e.builder.extract_element(value, I32(0))
 
 
+@idiom("f64(f64x16)")
+def sum_lanes_f64(e: Emission, value: ir.Value) -> ir.Value:
+    """The same tree for float64."""
+    for half in (8, 4, 2, 1):
+        value = e.builder.fadd(value, shuffle(e, value, [(lane + half) % 16 for lane in range(16)]))
+    return e.builder.extract_element(value, I32(0))
+
+
 @idiom("f32(f32x16)")
 def maximum_lanes(e: Emission, value: ir.Value) -> ir.Value:
-    """The same tree with `maximum`."""
+    """The tree of `sum_lanes` with `maximum`."""
     for half in (8, 4, 2, 1):
         value = e.call("maximum", value, shuffle(e, value, [(lane + half) % 16 for lane in range(16)]))
     return e.builder.extract_element(value, I32(0))
