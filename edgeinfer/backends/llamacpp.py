@@ -16,9 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
-from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason, path_for_llamacpp
+from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason, nonzero_callback, path_for_llamacpp
 from edgeinfer.core import host
-from edgeinfer.core.errors import EdgeInferError, EngineClosedError, InvalidRequestError, ModelFileError, NonFiniteError, UnsupportedOptionError
+from edgeinfer.core.errors import (
+    EdgeInferError,
+    EngineClosedError,
+    InvalidRequestError,
+    ModelFileError,
+    NonFiniteError,
+    StepAbortedError,
+    UnsupportedOptionError,
+)
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 
@@ -29,6 +37,7 @@ _GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 _CACHE_BYTES_PER_32 = {"f32": 128, "f16": 64, "q8_0": 34}
 _FLASH_ATTENTION = {"f32": 0, "f16": -1, "q8_0": 1}  # off, as llama.cpp decides, on: quantized values need it
 _NO_POOLING = 0
+_ABORTED = 2  # of llama_decode: the abort callback returned true
 
 
 class LlamaCppBackend:
@@ -42,6 +51,10 @@ class LlamaCppBackend:
         self._context = context
         self._memory = library.llama_get_memory(context)
         self._lock = threading.Lock()
+        self._never = np.zeros(1, dtype=np.int64)
+        self._is_set = nonzero_callback(library)
+        # The state of a recurrent model is that of the last position alone, so what an aborted step has added to it stays.
+        self._can_abort = not (library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model))
         self._width = int(library.llama_model_n_embd(model))
         self._slot_of: dict[int, int] = {}
         self._length_of: dict[int, int] = {}
@@ -216,8 +229,12 @@ class LlamaCppBackend:
             seq_id=ctypes.cast(pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
             logits=_pointer(flags, ctypes.c_int8),
         )
+        abort = step.abort if step.abort is not None and self._can_abort else self._never
+        self._library.llama_set_abort_callback(self._context, self._is_set, abort.ctypes.data)
         forget_log()
         status = int(self._library.llama_decode(self._context, batch))
+        if status == _ABORTED:
+            raise StepAbortedError(f"a step of {step.rows} tokens was ended early")
         if status != 0:
             raise EdgeInferError(f"llama.cpp could not run a step of {step.rows} tokens (status {status}): {logged_reason()}")
         for slot, position in zip(sequence_ids, positions, strict=True):

@@ -75,6 +75,15 @@ def path_for_llamacpp(model: Path) -> bytes:
         return os.fsencode(file.path)
 
 
+def nonzero_callback(library: Any) -> Any:
+    """An abort callback that says whether the memory which it is given, an int64 that is 0 or 1, is 1.
+
+    llama.cpp asks after every operation of a graph, hundreds of times a token, so it is no Python function: `strlen` of the number's bytes gives the same,
+    since the lowest byte comes first.
+    """
+    return ctypes.cast(ctypes.CDLL(None).strlen, library.ggml_abort_callback)
+
+
 def forget_log() -> None:
     """Call this before a call whose failure `logged_reason` shall explain."""
     _log.lines.clear()

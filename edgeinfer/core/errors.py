@@ -101,5 +101,9 @@ class NonFiniteError(EdgeInferError):
     """A step produced an infinity or a NaN (an overflow in the cache type, a damaged weight)."""
 
 
+class StepAbortedError(EdgeInferError):
+    """A step ended early because nobody wants it any more (`Step.abort`). Between a backend and the scheduler; no user sees it."""
+
+
 class EngineClosedError(EdgeInferError, RuntimeError):
     """The engine was closed before the call."""

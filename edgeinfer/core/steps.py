@@ -80,6 +80,9 @@ class Step:
 
     All arrays have one entry per row. `sequence` indexes `sequences`. `slots` are positions in the sequence's cache; `rope_positions` are a separate input.
     `adapters` is reserved (0: none). `outputs` holds OutputKind; at most MAXIMUM_OUTPUT_ROWS rows are not NONE. `burst` is for backends that declare it.
+
+    `abort` (int64[1]) goes from 0 to 1, by whatever thread, when nobody wants the step any more. A backend that can end a step early raises
+    StepAbortedError then, and its sequences are as they were before; one that cannot need not look.
     """
 
     token_ids: NDArray[np.int32]
@@ -90,6 +93,7 @@ class Step:
     outputs: NDArray[np.uint8]
     sequences: tuple[SequenceTable, ...]
     burst: Burst | None = None
+    abort: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:

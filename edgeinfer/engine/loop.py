@@ -81,10 +81,14 @@ class EngineLoop:
 
     def _command(self, action: _Action, sequence: Sequence | None = None) -> None:
         self._commands.put((action, sequence))
-        self.scheduler.interrupt_burst()
+        if action is _Action.CANCEL or action is _Action.CLOSE:
+            self.scheduler.abandon(sequence)
+        else:
+            self.scheduler.interrupt_burst()
 
     def close(self, quietly: bool = False) -> None:
-        """Ends requests in flight with EngineClosedError after the step that is running, and gives the backend's memory back. Idempotent; waits.
+        """Ends requests in flight with EngineClosedError, and gives the backend's memory back. Idempotent; waits for the step that is running, which the
+        backend may end early.
 
         `quietly` is for the end of the interpreter: a daemon thread that still waits then is not woken, only to print a traceback.
         """

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeinfer.core.steps import Burst, OutputKind, SequenceTable, Step
 from edgeinfer.scheduler.sequence import Sequence
@@ -56,7 +57,7 @@ class StepPlan:
             self.outputs_left += chunk.outputs
 
 
-def build_step(chunks: Items[Chunk], burst: Burst | None = None) -> Step:
+def build_step(chunks: Items[Chunk], burst: Burst | None = None, abort: NDArray[np.int64] | None = None) -> Step:
     """The step record for `chunks`, in their order."""
     token_ids: list[int] = []
     sequence: list[int] = []
@@ -79,6 +80,7 @@ def build_step(chunks: Items[Chunk], burst: Burst | None = None) -> Step:
         np.array(outputs, dtype=np.uint8),
         tuple(tables),
         burst,
+        abort,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import Backend, PrefixSharingBackend
-from edgeinfer.core.errors import ContextLengthError, NonFiniteError
+from edgeinfer.core.errors import ContextLengthError, NonFiniteError, StepAbortedError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, UNDECIDED, Burst, Draws, StepOutputs
 from edgeinfer.kvcache.blocks import PagePool
 from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
@@ -61,6 +61,8 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by age
         self._pace = Pace(capabilities.maximum_passes)
         self._interrupt = np.zeros(1, dtype=np.int64)
+        self._abort = np.zeros(1, dtype=np.int64)
+        self._in_step: tuple[Sequence, ...] = ()
         self._steps = 0
         self._preemptions = 0
         page_sizes = {group.page_size for group in self._groups}
@@ -122,9 +124,19 @@ class Scheduler:
         """Ends the burst that runs after the token that is being computed, and allows none of more than one until `allow_bursts`. From any thread."""
         self._interrupt[0] = 1
 
+    def abandon(self, sequence: Sequence | None = None) -> None:
+        """Ends the step that runs if it is for this sequence alone (None: whoever it is for), where the backend can. From any thread.
+
+        Nothing is lost if others still want it: a step that was ended is run again.
+        """
+        self.interrupt_burst()
+        in_step = self._in_step
+        if sequence is None or (len(in_step) == 1 and in_step[0] is sequence):
+            self._abort[0] = 1
+
     def allow_bursts(self) -> None:
-        """Takes `interrupt_burst` back."""
-        self._interrupt[0] = 0
+        """Takes `interrupt_burst` and `abandon` back."""
+        self._interrupt[0] = self._abort[0] = 0
 
     def check(self) -> None:
         """Raises AssertionError if a page is lost, doubled or miscounted."""
@@ -276,8 +288,11 @@ class Scheduler:
 
     def _run(self, chunks: list[Chunk], burst: Burst | None = None) -> None:
         began = time.perf_counter()
+        self._in_step = tuple(chunk.sequence for chunk in chunks)
         try:
-            outputs = self._backend.step(build_step(chunks, burst))
+            outputs = self._backend.step(build_step(chunks, burst, self._abort))
+        except StepAbortedError:
+            return
         except NonFiniteError as error:
             if burst is not None:  # which token it was shows when they come one by one
                 self._run(chunks)
@@ -291,6 +306,8 @@ class Scheduler:
             for chunk in chunks:
                 self._fail(chunk.sequence, error)
             return
+        finally:
+            self._in_step = ()
         if all(chunk.rows == 1 for chunk in chunks):
             self._pace.note(len(chunks), time.perf_counter() - began, 1 if burst is None else len(_largest_of(outputs)))
         row = hidden_row = 0

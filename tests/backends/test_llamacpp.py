@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from edgeinfer import Engine
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.llamacpp import LlamaCppBackend
-from edgeinfer.core.errors import EdgeInferError, InvalidRequestError, MemoryPlanError, ModelFileError, NonFiniteError
+from edgeinfer.core.errors import EdgeInferError, InvalidRequestError, MemoryPlanError, ModelFileError, NonFiniteError, StepAbortedError
 from edgeinfer.core.steps import OutputKind
 from tests.backends.support import Driver, Rows
 from tests.backends.test_contract import _equal, _tokens
@@ -71,6 +72,27 @@ def test_threads_step_and_release_side_by_side(backend: LlamaCppBackend) -> None
 
     with ThreadPoolExecutor(4) as pool:
         assert all(all(same) for same in pool.map(run, range(4)))
+
+
+def test_an_aborted_step_leaves_the_context_as_it_was(model: Path) -> None:
+    backend = LlamaCppBackend.load(model, BackendOptions(**OPTIONS))
+    driver = Driver(backend)
+    first, second = _tokens(60, 1), _tokens(60, 2)
+    driver.run(Rows(1, 0, first[:30], outputs=0))
+    driver.run(Rows(2, 0, second[:30], outputs=0))
+    step = replace(driver.step(Rows(1, 30, first[30:]), Rows(2, 30, second[30:])), abort=np.ones(1, np.int64))
+    with pytest.raises(StepAbortedError):
+        backend.step(step)
+    found = driver.run(Rows(1, 30, first[30:]), Rows(2, 30, second[30:]))
+    unabortable = driver.run(Rows(1, 59, first[59:]))
+    backend.close()
+    fresh = LlamaCppBackend.load(model, BackendOptions(**OPTIONS))
+    again = Driver(fresh)
+    again.run(Rows(1, 0, first[:30], outputs=0))
+    again.run(Rows(2, 0, second[:30], outputs=0))
+    expected = again.run(Rows(1, 30, first[30:]), Rows(2, 30, second[30:]))
+    fresh.close()
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True)) and len(unabortable[0]) == 1
 
 
 def test_nothing_is_shared_of_a_model_with_windows(backend: LlamaCppBackend, tmp_path: Path) -> None:
