@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
 from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.dialects import emitter_of
+from edgeinfer.backends.onnx.huge_pages import gather_pages, private_spans
 from edgeinfer.backends.onnx.library import require_onnx, require_onnxruntime
 from edgeinfer.backends.onnx.placement import require_share
 from edgeinfer.backends.onnx.plan import ROWS_AT_ONCE, TOKENS_PER_PAGE, LoadPlan, make_plan, pages
@@ -130,7 +131,9 @@ class OnnxBackend:
             program = fuse(build_program(file))
             plan = make_plan(program, options, all(target.dialect == "cpu" for target in targets))
             plan.memory.check(Path(model).name, options.context)
+            before = private_spans()
             made = first_that_runs(targets, minimum, lambda target: make_session(library, program, file, _cache_length(options), plan.threads.count, target))
+            gather_pages(before)
             kind = cls if made.placement.dialect == "cpu" else _standard_backend()
             return kind(library, file, program, options, plan, made)
         except BaseException:

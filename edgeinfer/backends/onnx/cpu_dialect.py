@@ -36,6 +36,7 @@ class CpuEmitter(Emitter):
         self._block_sums: dict[tuple[str, int], str] = {}
         self._widened = widens(self.program)
         self._last_attention = [operation for operation in self.program.operations if operation.kind == "attention"][-1]
+        self._gated = {value for operation in self.program.operations if operation.kind == "activation" for value in operation.inputs}
         graph = self.graph
         if self.interface is Interface.STEP:
             self._lengths = graph.input("seqlens_k", "int32", ["batch"])
@@ -119,7 +120,7 @@ class CpuEmitter(Emitter):
             "MatMulNBits", *inputs, domain=MICROSOFT, K=columns, N=rows, bits=form.bits, block_size=form.block, accuracy_level=self.accuracy_level
         )
         if gives_logits:
-            product = self.graph.add("ReduceSum", product, self.graph.constant([0], "int64"), keepdims=1)
+            product = self._sum_of_two_parts(product, rows)
         if form.has_offsets:
             product = self.graph.add("Add", product, self.graph.add("MatMul", self._sums_of_blocks(source, columns, form.block), names[2]))
             product = self.graph.add("Add", product, bias) if bias else product
@@ -136,6 +137,12 @@ class CpuEmitter(Emitter):
         step = add("Max", self._times(largest, 1.0 / 127.0), self._scalar(float(np.finfo(np.float32).tiny)))
         high = add("Mul", add("Round", add("Div", blocks, step)), step)
         return add("Reshape", add("Concat", high, add("Sub", blocks, high), axis=0), self._shape(0, 0, columns))
+
+    def _sum_of_two_parts(self, product: str, columns: int) -> str:
+        """float32[2, rows, columns] -> float32[1, rows, columns], as a product with ones: ReduceSum took 0.13 ms for 49,152 columns, this a tenth."""
+        flat = self.graph.add("Reshape", product, self._shape(2, -1))
+        summed = self.graph.add("MatMul", self.graph.constant([[1.0, 1.0]], "float32"), flat)
+        return self.graph.add("Reshape", summed, self._shape(1, -1, columns))
 
     def _rope(self, operation: Operation) -> None:
         self._turned[operation.outputs[0]] = (operation.inputs[0], operation)
@@ -201,10 +208,16 @@ class CpuEmitter(Emitter):
     # -- products
 
     def _members(self, operation: Operation) -> list[Operation]:
-        """The products of one input that one operator can make: they have the same form, and nothing is added to them."""
+        """The products of one input that one operator can make: they have the same form, and nothing is added to them.
+
+        In sessions of our own gate and up stay apart unless each would need a second product for its minimum: to take the two from one result, a single
+        thread copies it, which in prefill takes longer than quantizing the input twice.
+        """
         if operation.attributes["has_residual"]:
             return [operation]
         form = matrix_form(operation.weights[0].format_name)
+        if self.interface is Interface.STEP and operation.outputs[0] in self._gated and (self._has_zero_points(form) or not form.has_offsets):
+            return [operation]
         return [
             other
             for other in self.program.operations
