@@ -1,1 +1,2 @@
-"""The command line: one module per command. Nothing but the entry point imports this package, and it imports nothing heavy at module level."""
+"""The command line: one module per command. Nothing but the entry point (`edgeinfer.__main__`) imports this package, and it imports nothing heavy at
+module level."""

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-EDGEINFER = [sys.executable, "-c", "from edgeinfer.cli.main import main; main()"]
+EDGEINFER = [sys.executable, "-m", "edgeinfer"]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -96,6 +97,32 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b"\n"
         assert process.wait(timeout=60) == 130
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_the_command_line_is_imported_ends_with_one_line(tmp_path: Path, ignored: bool) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    begin = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); from edgeinfer.__main__ import main; main()"
+    command = [sys.executable, *(("-c", begin) if ignored else ("-m", "edgeinfer")), "list"]
+    slow = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    with subprocess.Popen(command, env=slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        if ignored:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+            process.kill()
+        else:
+            assert process.stderr.read() == b"\n"
+            assert process.wait(timeout=60) == 130
+
+
+def test_the_installed_command_begins_where_ctrl_c_is_seen_to() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"edgeinfer": "edgeinfer.__main__:main"}
+    ran = subprocess.run([sys.executable, "-m", "edgeinfer", "--version"], env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.startswith("edgeinfer ") and ran.stderr == ""
 
 
 def test_a_misspelt_variable_is_named_before_the_result() -> None:

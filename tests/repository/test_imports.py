@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("edgeinfer.engine",),
     ("edgeinfer.verify", "edgeinfer.benchmark", "edgeinfer.server"),
     ("edgeinfer.cli",),
+    ("edgeinfer.__main__",),
 )
 # Groups of one layer that may know each other: these take the types of the file reader.
 SIDEWAYS = {("edgeinfer.tokenizer", "edgeinfer.gguf"), ("edgeinfer.model", "edgeinfer.gguf")}
