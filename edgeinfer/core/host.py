@@ -148,7 +148,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
         if controllers == "":
             tops, version = [mount, mount / "unified"], 2
         elif controller in controllers.split(","):
-            tops, version = [mount / controllers, mount / controller], 1
+            tops, version = list(dict.fromkeys((mount / controllers, mount / controller))), 1
         else:
             continue
         names = [name for name in path.split("/") if name not in ("", "..")]

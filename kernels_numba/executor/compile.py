@@ -14,7 +14,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import codegen, compiler, errors, typed_passes, untyped_passes
+from numba.core import codegen, compiler, config, errors, typed_passes, untyped_passes
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
@@ -336,11 +336,14 @@ class FrontEnd:
     def lower(self, symbol: str, function: KernelFunction, tags: tuple[CompileTimeValue, ...], integers: int) -> llvm.ModuleRef:
         """The optimized module, for its object or its assembly."""
         _current.append(self)
+        # NUMBA_DISABLE_JIT, by which people debug functions of their own, would leave those of Numba's library that kernels call as plain Python.
+        without_jit, config.DISABLE_JIT = config.DISABLE_JIT, 0
         try:
             arguments = (self.tag_type(self.simd), *(self.tag_type(tag) for tag in tags), *([types.int64] * integers))
             compiled = self._front(function, arguments)
             library = self._entry(symbol, compiled, len(tags) + 1, integers)
         finally:
+            config.DISABLE_JIT = without_jit
             _current.pop()
         module = library.linked()
         module.triple = TRIPLES[self.level.architecture]

@@ -282,7 +282,9 @@ def test_memory_limit_of_cgroup_1(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/job/memory.stat": f"inactive_file 1\ntotal_inactive_file {350 * MB}\ntotal_active_file {50 * MB}",
         },
     )
-    assert host.available_memory(tmp_path).size == 500 * MB
+    found = host.available_memory(tmp_path)
+    assert found.size == 500 * MB
+    assert [limit.reason for limit in found.limits if "control-group" in limit.reason] == ["control-group limit of 600 MB, 100 MB of it in use"]
 
 
 def test_limits_of_the_process(tmp_path: Path) -> None:

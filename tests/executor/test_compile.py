@@ -201,3 +201,17 @@ def test_assembly_is_of_the_level_asked_for() -> None:
 def test_a_kernel_that_does_not_exist_is_an_error_at_once() -> None:
     with pytest.raises(AttributeError, match="no_such_kernel"):
         KernelStore(lowest_level(), None).load([KernelName("ops.elementwise", "no_such_kernel")])
+
+
+@kernel_function
+def calls_what_numba_wrote_in_python(simd, operands, step, worker, workers):
+    return max(operands, step)
+
+
+def test_a_switch_for_debugging_ones_own_functions_does_not_reach_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`max` of integers is a Python function of Numba's, compiled where it is called."""
+    from numba.core import config
+
+    monkeypatch.setattr(config, "DISABLE_JIT", 1)  # what NUMBA_DISABLE_JIT=1 sets
+    assert call(calls_what_numba_wrote_in_python, operands=(3, 8, 0, 0)) == 8
+    assert config.DISABLE_JIT == 1
