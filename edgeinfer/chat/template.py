@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeinfer.chat.sandbox import LimitExceeded, RaisedByTemplate, compile_template, render_bounded
+from edgeinfer.chat.shapes import OTHER_SHAPES, check_parts
 from edgeinfer.chat.stand_ins import FIRST_STAND_IN, StandIns, all_strings, copied
 from edgeinfer.core.errors import ChatTemplateError, InvalidRequestError
 
@@ -95,14 +96,15 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text. Encoding it with `parse_special` reads markers inside of messages as control tokens: `encode` does not.
 
-        messages: mappings with a 'role', and 'content' as the template expects it (usually a string). template_name: None takes 'tool_use' where there
+        messages: mappings with a 'role' and a 'content', which may be a text, a list of texts ({'type': 'text', 'text': ...}) or, beside tool calls, None.
+        A template that takes texts alone gets the parts joined by line feeds, and an empty text for None. template_name: None takes 'tool_use' where there
         are tools and such a template, else 'default'. variables: handed to the template as they are.
 
-        InvalidRequestError: no messages, or one that is no mapping with a role. ChatTemplateError: the template rejects the messages (its own words are
-        in the message), asks for something that the sandbox does not allow, or goes beyond the bounds on time and size.
+        InvalidRequestError: no messages, one that is no mapping with a role, or a part of a content that is no text. ChatTemplateError: the template rejects
+        the messages (its own words are in the message), asks for something that the sandbox does not allow, or goes beyond the bounds on time and size.
         """
-        given = self._given(messages, tools, variables)
-        return self._render(self._chosen(template_name, tools), given, add_generation_prompt)
+        name = self._chosen(template_name, tools)
+        return self._render(name, self._given(name, messages, tools, variables, add_generation_prompt), add_generation_prompt)
 
     def encode(
         self,
@@ -122,8 +124,8 @@ class ChatTemplate:
 
         Raises what `render` raises.
         """
-        given = self._given(messages, tools, variables)
         name = self._chosen(template_name, tools)
+        given = self._given(name, messages, tools, variables, add_generation_prompt)
         plain = self._render(name, given, add_generation_prompt)
         if parse_special_in_messages:
             ids = self._tokenizer.encode(plain, parse_special=True)
@@ -173,8 +175,10 @@ class ChatTemplate:
         rendered = self._render(name, hidden.hide(given, markers_alone, markers_alone), add_generation_prompt)
         return hidden.without_escapes(rendered), hidden.originals
 
-    def _given(self, messages: Messages, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """What the caller hands in, checked and copied: a template may do with it what it likes."""
+    def _given(
+        self, name: str, messages: Messages, tools: Sequence[Any] | None, variables: Mapping[str, Any], add_generation_prompt: bool
+    ) -> dict[str, Any]:
+        """What the caller hands in, checked and copied, for a template may do with it what it likes; contents in the shape that this template takes."""
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
             raise InvalidRequestError(f"messages is {type(messages).__name__}; it must be a list of messages like {{'role': 'user', 'content': 'hi'}}")
         if not messages:
@@ -184,7 +188,22 @@ class ChatTemplate:
                 raise InvalidRequestError(f"message {place} is {type(message).__name__}; it must be a mapping with 'role' and 'content'")
             if not isinstance(message.get("role"), str):
                 raise InvalidRequestError(f"message {place} has no role; it must be a string such as 'system', 'user' or 'assistant'")
-        return {"documents": None, **copied(variables), "messages": copied(messages), "tools": copied(tools)}
+            check_parts(place, message.get("content"))
+        given = {"documents": None, **copied(variables), "messages": copied(messages), "tools": copied(tools)}
+        for shape in OTHER_SHAPES:
+            other = {**given, "messages": shape.of(given["messages"])}
+            if other["messages"] != given["messages"]:
+                as_sent, otherwise = (self._rendered(name, either, add_generation_prompt) for either in (given, other))
+                if shape.is_needed(given["messages"], as_sent, otherwise):
+                    given = other
+        return given
+
+    def _rendered(self, name: str, given: Mapping[str, Any], add_generation_prompt: bool) -> str | None:
+        """None where the template fails."""
+        try:
+            return self._render(name, given, add_generation_prompt)
+        except ChatTemplateError:
+            return None
 
     def _chosen(self, name: str | None, tools: Sequence[Any] | None) -> str:
         if name is None:
@@ -248,8 +267,7 @@ def _odd_content(messages: Sequence[Mapping[str, Any]]) -> str:
             return f"; message {place} has no content"
         content = message["content"]
         if not isinstance(content, str):
-            kind = "None" if content is None else f"a {type(content).__name__}"
-            return f"; message {place} has {kind} as its content, and this template may take text alone"
+            return f"; message {place} has a {type(content).__name__} as its content, and this template may take text alone"
     return ""
 
 

@@ -215,7 +215,7 @@ class Engine:
         return self._stream(self._checked_prompt(prompt), checked_params(params))
 
     def chat(self, messages: Messages, params: SamplingParams | None = None, tools: Messages | None = None) -> Completion:
-        """The assistant's answer to messages of the form {"role": ..., "content": ...}.
+        """The assistant's answer to messages of the form {"role": ..., "content": ...}, a content being a text or a list of {"type": "text", "text": ...}.
 
         Raises ChatTemplateError for a model without a chat template.
         """

@@ -171,16 +171,16 @@ def test_messages_must_be_messages(messages: Any) -> None:
             ask(messages)
 
 
-@pytest.mark.parametrize("content", ["", " ", None])
-def test_empty_content_is_the_templates_affair(content: str | None) -> None:
+@pytest.mark.parametrize("content", ["", " "])
+def test_empty_content_is_the_templates_affair(content: str) -> None:
     assert _render("[{{ messages[0].content }}]", [{"role": "user", "content": content}]) == f"[{content}]"
 
 
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ({"role": "user", "content": None}, "message 1 has None as its content, and this template may take text alone"),
-        ({"role": "user", "content": [{"type": "text", "text": "A"}]}, "message 1 has a list as its content, and this template may take text alone"),
+        ({"role": "user", "content": {"text": "A"}}, "message 1 has a dict as its content, and this template may take text alone"),
+        ({"role": "user", "content": 5}, "message 1 has a int as its content, and this template may take text alone"),
         ({"role": "user"}, "message 1 has no content"),
     ],
 )
