@@ -33,7 +33,6 @@ class CpuEmitter(Emitter):
         self._turned: dict[Value, tuple[Value, Operation]] = {}
         self._packed: dict[tuple[Value, ...], str] = {}  # outputs of one product -> its name
         self._sums: dict[Value, tuple[str, str]] = {}  # value -> the summands, while the sum is put off
-        self._block_sums: dict[tuple[str, int], str] = {}
         self._widened = widens(self.program)
         self._last_attention = [operation for operation in self.program.operations if operation.kind == "attention"][-1]
         self._gated = {value for operation in self.program.operations if operation.kind == "activation" for value in operation.inputs}
@@ -271,14 +270,6 @@ class CpuEmitter(Emitter):
             self._decoded(member.weights[1]) if member.attributes["has_bias"] else np.zeros(member.outputs[0].width, np.float32) for member in members
         ]
         return self.graph.weight("+".join(member.outputs[0].name for member in members) + ".bias", np.concatenate(parts))
-
-    def _sums_of_blocks(self, source: str, columns: int, block: int) -> str:
-        """float32[batch, rows, blocks]: sums of a value over each block, made once."""
-        key = (source, block)
-        if key not in self._block_sums:
-            parted = self.graph.add("Reshape", source, self._shape(0, 0, columns // block, block))
-            self._block_sums[key] = self.graph.add("ReduceSum", parted, self.graph.constant([-1], "int64"), keepdims=0)
-        return self._block_sums[key]
 
     def _float_linear(self, operation: Operation) -> None:
         weight = operation.weights[0]

@@ -48,6 +48,7 @@ class Emitter:
         self._file = file
         self._names: dict[Value, str] = {}
         self._deferred: dict[Value, Callable[[], str]] = {}
+        self._block_sums: dict[tuple[str, int], str] = {}
         self._uses: dict[Value, int] = {program.logits: 1}
         for operation in program.operations:
             for value in operation.inputs:
@@ -176,6 +177,14 @@ class Emitter:
 
     def _scalar(self, value: float) -> str:
         return self.graph.constant(value, "float32")
+
+    def _sums_of_blocks(self, source: str, columns: int, block: int) -> str:
+        """float32[batch, rows, blocks]: sums of a value over each block, made once."""
+        key = (source, block)
+        if key not in self._block_sums:
+            parted = self.graph.add("Reshape", source, self._shape(0, 0, columns // block, block))
+            self._block_sums[key] = self.graph.add("ReduceSum", parted, self.graph.constant([-1], "int64"), keepdims=0)
+        return self._block_sums[key]
 
     def _shape(self, *sizes: int) -> str:
         """A shape for Reshape: 0 keeps a size, -1 is what is left."""

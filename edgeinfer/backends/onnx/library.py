@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from edgeinfer.core.errors import BackendUnavailableError
@@ -12,26 +13,21 @@ INSTALL = "install it with: pip install 'edgeinfer[onnx]'"
 
 def require_onnxruntime() -> Any:
     """The module onnxruntime. Raises BackendUnavailableError where it cannot be imported."""
-    problem = import_problem("onnxruntime")
-    if problem is None:
-        try:
-            import onnxruntime
-
-            return onnxruntime
-        except (ImportError, OSError, RuntimeError) as error:
-            problem = str(error)
-    raise BackendUnavailableError(f"the onnx backend needs onnxruntime, which cannot be imported here ({problem}); {INSTALL}")
+    return _required("onnxruntime", "the onnx backend needs onnxruntime")
 
 
 def require_onnx() -> Any:
-    """The module onnx, which writes graphs. Raises BackendUnavailableError where it cannot be imported."""
-    problem = import_problem("onnx")
+    """The module onnx, which writes graphs, with its checker. Raises BackendUnavailableError where it cannot be imported."""
+    module = _required("onnx", "ONNX graphs are written with the onnx package")
+    import_module("onnx.checker")
+    return module
+
+
+def _required(name: str, purpose: str) -> Any:
+    problem = import_problem(name)
     if problem is None:
         try:
-            import onnx
-            import onnx.checker
-
-            return onnx
+            return import_module(name)
         except (ImportError, OSError, RuntimeError) as error:
             problem = str(error)
-    raise BackendUnavailableError(f"ONNX graphs are written with the onnx package, which cannot be imported here ({problem}); {INSTALL}")
+    raise BackendUnavailableError(f"{purpose}, which cannot be imported here ({problem}); {INSTALL}")

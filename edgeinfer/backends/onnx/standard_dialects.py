@@ -38,7 +38,6 @@ class StandardEmitter(Emitter):
         graph, add = self.graph, self.graph.add
         self._tables: dict[str, tuple[str, str]] = {}
         self._masks: dict[int, str] = {}
-        self._block_sums: dict[tuple[str, int], str] = {}
         zero, one = graph.constant(0, "int64"), graph.constant(1, "int64")
         if self.interface is Interface.STEP:
             self._lengths = graph.input("cached_lengths", "int64", ["batch"])
@@ -226,13 +225,6 @@ class StandardEmitter(Emitter):
         return self.graph.add("Transpose", self.graph.add("Reshape", name, self._shape(0, 0, heads, size)), perm=[0, 2, 1, 3], name=output)
 
     # -- weights
-
-    def _sums_of_blocks(self, source: str, columns: int, block: int) -> str:
-        key = (source, block)
-        if key not in self._block_sums:
-            parted = self.graph.add("Reshape", source, self._shape(0, 0, columns // block, block))
-            self._block_sums[key] = self.graph.add("ReduceSum", parted, self.graph.constant([-1], "int64"), keepdims=0)
-        return self._block_sums[key]
 
     def _parts(self, weight: Weight) -> Iterator[tuple[slice, BlockMatrix]]:
         """Yields (rows as a slice, their block matrix), a few rows at a time."""

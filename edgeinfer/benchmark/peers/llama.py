@@ -87,6 +87,13 @@ def batch_size(start: Start) -> int:
     return int(start.settings.get("batch", DEFAULT_BATCH))
 
 
+def _size_context(parameters: Any, start: Start) -> None:
+    """What both libraries' contexts are given by the same names."""
+    parameters.n_ctx, parameters.n_seq_max = start.context * start.sequences, start.sequences
+    parameters.n_batch = parameters.n_ubatch = batch_size(start)
+    parameters.n_threads = parameters.n_threads_batch = start.threads
+
+
 def start_llamacpp(start: Start) -> LlamaRunner:
     """llama.cpp. Settings: flash_attention, repack (weights copied into interleaved rows), batch, mmap.
 
@@ -105,9 +112,7 @@ def start_llamacpp(start: Start) -> LlamaRunner:
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {start.model}")
     parameters = llama_cpp.llama_context_default_params()
-    parameters.n_ctx, parameters.n_seq_max = start.context * start.sequences, start.sequences
-    parameters.n_batch = parameters.n_ubatch = batch_size(start)
-    parameters.n_threads = parameters.n_threads_batch = start.threads
+    _size_context(parameters, start)
     flash_attention = start.settings.get("flash_attention", True)
     parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context = llama_cpp.llama_init_from_model(model, parameters)
@@ -135,9 +140,7 @@ def start_ik_llamacpp(start: Start) -> LlamaRunner:
     if not model:
         raise RuntimeError(f"ik_llama.cpp cannot load {start.model}")
     parameters = library.llama_context_default_params()
-    parameters.n_ctx, parameters.n_seq_max = start.context * start.sequences, start.sequences
-    parameters.n_batch = parameters.n_ubatch = batch_size(start)
-    parameters.n_threads = parameters.n_threads_batch = start.threads
+    _size_context(parameters, start)
     parameters.flash_attn = bool(start.settings.get("flash_attention", True))
     context = library.llama_init_from_model(model, parameters)
     if not context:
