@@ -22,12 +22,11 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr, signat
 from numba.extending import lower_getattr_generic, models, register_model, typeof_impl
 
 from kernels_numba.executor.link import undefined_symbols
+from kernels_numba.executor.machine import optimize, target_machine
 from kernels_numba.simd.function import KernelFunction
 from kernels_numba.simd.levels import Level
 from kernels_numba.simd.vectors import resize
 from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target, tile_tokens
-
-TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 
 class KernelCompileError(RuntimeError):
@@ -325,7 +324,7 @@ class FrontEnd:
         """The object file of `symbol(int64 * integers) -> int64`, which calls `function(simd, *tags, *integers)`."""
         module = self.lower(symbol, function, tags, integers)
         machine = target_machine(self.level)
-        _optimize(module, machine)
+        optimize(module, machine)
         code: bytes = machine.emit_object(module)
         undefined = undefined_symbols(code)
         if undefined:
@@ -346,8 +345,9 @@ class FrontEnd:
             config.DISABLE_JIT = without_jit
             _current.pop()
         module = library.linked()
-        module.triple = TRIPLES[self.level.architecture]
-        module.data_layout = str(target_machine(self.level).target_data)
+        machine = target_machine(self.level)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
         for defined in module.functions:
             if not defined.is_declaration and defined.name != symbol:
                 defined.linkage = "internal"
@@ -375,22 +375,6 @@ class FrontEnd:
         return library
 
 
-def target_machine(level: Level) -> llvm.TargetMachine:
-    """The level's LLVM target machine, position independent."""
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_triple(TRIPLES[level.architecture])
-    return target.create_target_machine(cpu=level.cpu, features=level.llvm_features, opt=3, reloc="pic", codemodel="default")
-
-
-def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-
-
 _front_ends: dict[str, FrontEnd] = {}
 
 
@@ -405,8 +389,8 @@ def assembly(level: Level, symbol: str, function: KernelFunction, tags: tuple[Co
     """The assembly of a kernel, for tests of code generation."""
     module = front_end(level).lower(symbol, function, tags, integers)
     machine = target_machine(level)
-    _optimize(module, machine)
+    optimize(module, machine)
     return machine.emit_assembly(module)
 
 
-__all__ = ["CompileTimeValue", "FrontEnd", "KernelCompileError", "assembly", "front_end", "target_machine", "undefined_symbols"]
+__all__ = ["CompileTimeValue", "FrontEnd", "KernelCompileError", "assembly", "front_end", "undefined_symbols"]

@@ -151,7 +151,7 @@ def test_an_object_without_the_symbol_is_refused() -> None:
 def test_a_variable_is_refused() -> None:
     import llvmlite.binding as llvm
 
-    from kernels_numba.executor.compile import target_machine
+    from kernels_numba.executor.machine import target_machine
 
     machine = target_machine(lowest_level())
     text = """

@@ -347,6 +347,7 @@ def test_the_digest_changes_with_a_callee_and_not_with_a_stranger(tmp_path: Path
         ("simd/targets/x86_avx512vnni.py" if level.architecture == "x86_64" else "simd/targets/arm_i8mm.py", (False, False, False)),  # another level's
         ("simd/levels.py", (True, True, True)),
         ("executor/compile.py", (True, True, True)),
+        ("executor/machine.py", (True, True, True)),
         ("executor/workers.py", (False, False, False)),
     ):
         path = copy / module

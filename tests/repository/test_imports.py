@@ -33,7 +33,7 @@ SIDEWAYS = {("edgeinfer.tokenizer", "edgeinfer.gguf"), ("edgeinfer.model", "edge
 
 KERNEL_LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernels_numba.simd",),
-    ("kernels_numba.executor.aligned", "kernels_numba.executor.link"),
+    ("kernels_numba.executor.aligned", "kernels_numba.executor.link", "kernels_numba.executor.machine"),
     ("kernels_numba.executor.step", "kernels_numba.executor.compile"),  # the words of the step record; what the compiler takes as a constant
     ("kernels_numba.formats", "kernels_numba.layouts"),
     ("kernels_numba.ops",),
@@ -70,7 +70,9 @@ OWNERS = {
     "psutil": (),
 }
 HEAVY = {"numba", "llvmlite", "tokenizers", "jinja2", "llama_cpp", "onnxruntime", "huggingface_hub", "fastapi", "uvicorn", "rich", "matplotlib"}
-MAY_IMPORT_NUMBA_EAGERLY = ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/layouts/", "kernels_numba/executor/compile.py")
+MAY_IMPORT_NUMBA_EAGERLY = (
+    "kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/layouts/", "kernels_numba/executor/compile.py", "kernels_numba/executor/machine.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
