@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from edgeinfer.core.errors import InvalidRequestError
@@ -26,16 +27,40 @@ class OtherShape:
     traces: tuple[str, ...]
     preferred: bool = False
 
-    def is_needed(self, messages: Sequence[Message], as_sent: str | None, otherwise: str | None) -> bool:
-        """Whether the other shape is to be taken, from what both were rendered to (None: the template failed)."""
-        if as_sent is None or otherwise is None:
-            return as_sent is None and otherwise is not None
+    def is_needed(self, messages: Sequence[Message], as_sent: str, otherwise: str) -> bool:
+        """Whether the other shape is to be taken, from what both were rendered to."""
         if self.preferred:
             return all(otherwise.count(trace) <= as_sent.count(trace) for trace in self.traces)
         if any(as_sent.count(trace) > otherwise.count(trace) for trace in self.traces):
             return True
         texts = (part["text"].strip() for message in messages for part in _parts(message))
         return any(text in otherwise and text not in as_sent for text in texts)
+
+
+def fitting(messages: list[Message], render: Callable[[list[Message]], str | None]) -> list[Message]:
+    """The messages in the shape that a template takes. `render` is the template, and gives None where it fails."""
+    shapes = [shape for shape in _OTHER_SHAPES if shape.of(messages) != messages]
+    if not shapes:
+        return messages
+
+    def shaped(others: Sequence[bool]) -> list[Message]:
+        result = messages
+        for shape, other in zip(shapes, others, strict=True):
+            result = shape.of(result) if other else result
+        return result
+
+    for chosen in product((True, False), repeat=len(shapes)):
+        rendered = render(shaped(chosen))
+        if rendered is not None:
+            break
+    else:
+        return shaped([True] * len(shapes))
+    for place in [place for place, other in enumerate(chosen) if other]:
+        tried = (*chosen[:place], False, *chosen[place + 1 :])
+        as_sent = render(shaped(tried))
+        if as_sent is not None and not shapes[place].is_needed(messages, as_sent, rendered):
+            chosen, rendered = tried, as_sent
+    return shaped(chosen)
 
 
 def check_parts(place: int, content: Any) -> None:
@@ -95,7 +120,7 @@ def _as_json(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
-OTHER_SHAPES = (
+_OTHER_SHAPES = (
     OtherShape(_with_joined_parts, ("'type': 'text'", '"type": "text"', '"type":"text"')),
     OtherShape(_with_empty_texts, ("None", "null", "[]")),
     OtherShape(lambda messages: _with_arguments(messages, _as_object), ("{'",), preferred=True),  # as transformers wants it

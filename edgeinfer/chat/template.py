@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeinfer.chat.sandbox import LimitExceeded, RaisedByTemplate, compile_template, render_bounded
-from edgeinfer.chat.shapes import OTHER_SHAPES, check_parts
+from edgeinfer.chat.shapes import check_parts, fitting
 from edgeinfer.chat.stand_ins import FIRST_STAND_IN, StandIns, all_strings, copied
 from edgeinfer.core.errors import ChatTemplateError, InvalidRequestError
 
@@ -190,19 +190,16 @@ class ChatTemplate:
                 raise InvalidRequestError(f"message {place} has no role; it must be a string such as 'system', 'user' or 'assistant'")
             check_parts(place, message.get("content"))
         given = {"documents": None, **copied(variables), "messages": copied(messages), "tools": copied(tools)}
-        for shape in OTHER_SHAPES:
-            other = {**given, "messages": shape.of(given["messages"])}
-            if other["messages"] != given["messages"]:
-                as_sent, otherwise = (self._rendered(name, either, add_generation_prompt) for either in (given, other))
-                if shape.is_needed(given["messages"], as_sent, otherwise):
-                    given = other
+        given["messages"] = fitting(given["messages"], lambda shaped: self._rendered(name, {**given, "messages": shaped}, add_generation_prompt))
         return given
 
     def _rendered(self, name: str, given: Mapping[str, Any], add_generation_prompt: bool) -> str | None:
-        """None where the template fails."""
+        """None where the template fails. One that was stopped is not tried again: that takes its time."""
         try:
             return self._render(name, given, add_generation_prompt)
-        except ChatTemplateError:
+        except ChatTemplateError as error:
+            if isinstance(error.__context__, LimitExceeded):
+                raise
             return None
 
     def _chosen(self, name: str | None, tools: Sequence[Any] | None) -> str:

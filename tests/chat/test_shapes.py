@@ -58,6 +58,28 @@ def test_nothing_beside_tool_calls_is_an_empty_text(answer: dict[str, Any], sour
     assert _render(source, messages) == f"<assistant>{expected}<tool>{expected}"
 
 
+def test_shapes_of_several_kinds_in_one_conversation() -> None:
+    messages = [
+        {"role": "user", "content": _parts("A", "B")},
+        {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a":1}'}}]},
+        {"role": "tool", "content": _parts("C")},
+    ]
+    calls = "{% for call in m.tool_calls %}{{ call.function.arguments['a'] }}{% endfor %}"
+    assert _render(JOINS.replace("{% endfor %}", calls + "{% endfor %}"), messages) == "<user>A\nB<assistant>1<tool>C"
+    assert _render(TAKES_NONE.replace("{% endfor %}", calls + "{% endfor %}"), messages) == "<user>A\nB<assistant>calls1<tool>C"
+    assert _render(TAKES_PARTS.replace("{% endfor %}{% endif", "|{% endfor %}{% endif"), messages) == "<user>[A]|[B]|<assistant><tool>[C]|"
+
+
+def test_a_template_that_takes_too_long_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeinfer.chat import template as module
+
+    tried = []
+    monkeypatch.setattr(module, "render_bounded", lambda *given, real=module.render_bounded: tried.append(1) or real(*given))
+    with pytest.raises(ChatTemplateError, match="was stopped"):
+        ChatTemplate("{{ 'x' * 10**9 }}", TOKENIZER).render([{"role": "assistant", "content": None, "tool_calls": [CALL]}])
+    assert len(tried) == 1
+
+
 def test_a_template_that_knows_none_is_told_none() -> None:
     assert _render(TAKES_NONE, [{"role": "assistant", "content": None, "tool_calls": [CALL]}]) == "<assistant>calls"
 
