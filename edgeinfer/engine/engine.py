@@ -25,6 +25,7 @@ from edgeinfer.engine.inputs import Prompt, checked_option, checked_params, chec
 from edgeinfer.engine.loop import EngineLoop
 from edgeinfer.engine.parts import Template, Tokenizer
 from edgeinfer.engine.scoring import Block, Scoring
+from edgeinfer.engine.streams import Blocks, Stream, taken
 from edgeinfer.scheduler import Scheduler
 from edgeinfer.scheduler import Sequence as ScheduledSequence
 
@@ -261,7 +262,7 @@ class Engine:
             for ids in for_each_prompt(prompts, self._embedded_ids):
                 embedding = Embedding(len(ids), pooling, normalize)
                 started.append((embedding, self._loop.submit(ids, embedding.first_position, embedding, wants_hidden=True)))
-            return [_embedded(embedding) for embedding, _ in started]
+            return [taken(embedding.queue) for embedding, _ in started]
         finally:
             for _, sequence in started:
                 self._loop.cancel(sequence)
@@ -338,84 +339,16 @@ class Engine:
 
     def _stream(self, ids: list[int], params: SamplingParams, answers: bool = False) -> Iterator[StreamEvent]:
         generation, sequence = self._start(ids, params, True, answers)
-        return _Stream(self, generation, sequence)
+        return Stream(self, self._loop, generation, sequence)
 
     def _iterate_logits(self, ids: list[int]) -> Iterator[Block]:
         scoring = Scoring(len(ids))
         sequence = self._loop.submit(ids, 0, scoring)
-        return _Blocks(self, scoring, sequence, len(ids))
-
-
-class _Stream(Iterator[StreamEvent]):
-    """Events of a generation. Holds the engine, so that a stream keeps it alive; its own end, however it comes, ends the generation."""
-
-    def __init__(self, engine: Engine, generation: Generation, sequence: ScheduledSequence) -> None:
-        self._engine = engine
-        self._generation = generation
-        self._sequence = sequence
-        self._ended = False
-
-    def __next__(self) -> StreamEvent:
-        if self._ended:
-            raise StopIteration
-        event = self._generation.queue.get()
-        if isinstance(event, BaseException):
-            self._ended = True
-            raise event
-        self._ended = event.completion is not None
-        return event
-
-    def close(self) -> None:
-        """Ends the generation early, like the `close` of a generator."""
-        if not self._ended:
-            self._ended = True
-            self._engine._loop.cancel(self._sequence)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class _Blocks(Iterator[Block]):
-    """Blocks of logits. The engine computes one ahead; dropping the iterator ends the computation."""
-
-    def __init__(self, engine: Engine, scoring: Scoring, sequence: ScheduledSequence, tokens: int) -> None:
-        self._engine = engine
-        self._scoring = scoring
-        self._sequence = sequence
-        self._tokens_left = tokens
-
-    def __next__(self) -> Block:
-        if self._tokens_left <= 0:
-            raise StopIteration
-        block = self._scoring.queue.get()
-        if isinstance(block, BaseException):
-            self._tokens_left = 0
-            raise block
-        self._tokens_left -= len(block[1])
-        self._engine._loop.wake()
-        return block
-
-    def close(self) -> None:
-        """Ends the computation early, like the `close` of a generator."""
-        if self._tokens_left > 0:
-            self._tokens_left = 0
-            self._engine._loop.cancel(self._sequence)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _embedded(embedding: Embedding) -> NDArray[np.float32]:
-    result = embedding.queue.get()
-    if isinstance(result, BaseException):
-        raise result
-    return result
+        return Blocks(self, self._loop, scoring, sequence, len(ids))
 
 
 def _completion(generation: Generation) -> Completion:
-    event = generation.queue.get()
-    if isinstance(event, BaseException):
-        raise event
+    event = taken(generation.queue)
     assert event.completion is not None, "a generation that does not stream has one event, and it carries the completion"
     return event.completion
 
