@@ -6,7 +6,6 @@ import numpy as np
 
 from kernels_numba.executor.step import OUTPUT_ROWS, OUTPUTS, STATUS, STATUS_NON_FINITE
 from kernels_numba.ops.common import float_word, row_count, share, share_start, word
-from kernels_numba.ops.draw_weights import weigh_block
 from kernels_numba.ops.mathematics import tanh
 from kernels_numba.simd.function import kernel_function
 
@@ -14,7 +13,7 @@ ADD_OPERANDS = ("input", "input_stride", "other", "other_stride", "width", "per_
 SCALE_OPERANDS = ("input", "input_stride", "factor", "width", "per_output", "output", "output_stride")
 SOFTCAP_OPERANDS = ("input", "input_stride", "cap", "width", "per_output", "output", "output_stride")
 SELECT_OUTPUTS_OPERANDS = ("input", "input_stride", "width", "output", "output_stride")
-CHECK_LOGITS_OPERANDS = ("input", "input_stride", "width", "maxima", "maxima_stride", "sums", "sums_stride")
+CHECK_LOGITS_OPERANDS = ("input", "input_stride", "width", "maxima", "maxima_stride")
 
 MAXIMA_COLUMNS = 4096
 """Columns of a block of logits whose largest are noted together."""
@@ -113,16 +112,12 @@ def check_logits(simd, operands, step, worker, workers):
 
     maxima: float32[outputs, blocks, 16], lane i of block b being the largest of the columns c of b * MAXIMA_COLUMNS ... with c mod 16 = i (-infinity
     where there is none), so that whoever looks for the largest logit reads one block of them instead of all. Padding is not looked at.
-
-    sums: float64[outputs, blocks], written where a row is drawn from sums over all logits; see `draw_weights.weigh_block`.
     """
     source = word(simd, operands, 0)
     stride = word(simd, operands, 1)
     width = word(simd, operands, 2)
     maxima = word(simd, operands, 3)
     maxima_stride = word(simd, operands, 4)
-    sums = word(simd, operands, 5)
-    sums_stride = word(simd, operands, 6)
     blocks = (width + MAXIMA_COLUMNS - 1) // MAXIMA_COLUMNS
     units = simd.load_i64(step + OUTPUTS) * blocks
     zero = simd.splat_f32(np.float32(0))
@@ -148,9 +143,7 @@ def check_logits(simd, operands, step, worker, workers):
             value = simd.load_lanes_f32(address + 4 * column, count - column)
             poison = simd.fma(value, zero, poison)
             largest = simd.maximum(simd.keep_lanes(value, 0, count - column, lowest), largest)
-        largest = simd.maximum(largest, largest_2)
-        simd.store_f32x16(maxima + row * maxima_stride + 64 * block, largest)
-        weigh_block(simd, step, row, width, address, count, simd.maximum_lanes(largest), sums + row * sums_stride + 8 * block)
+        simd.store_f32x16(maxima + row * maxima_stride + 64 * block, simd.maximum(largest, largest_2))
     total = simd.sum_lanes(poison + poison_2)
     if total != total and simd.load_i64(step + STATUS) == 0:
         simd.store_i64(step + STATUS, STATUS_NON_FINITE)

@@ -21,7 +21,7 @@ from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, prefetch, quantize, rope, sampling
+from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, prefetch, quantize, rope
 from tests.backends.test_numba import CASES, model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,10 +38,10 @@ OPERANDS = {
     "ops.quantize.quantize": quantize.QUANTIZE_OPERANDS, "ops.elementwise.add": elementwise.ADD_OPERANDS, "ops.elementwise.scale": elementwise.SCALE_OPERANDS,
     "ops.elementwise.softcap": elementwise.SOFTCAP_OPERANDS, "ops.elementwise.select_outputs": elementwise.SELECT_OUTPUTS_OPERANDS,
     "ops.elementwise.check_logits": elementwise.CHECK_LOGITS_OPERANDS, "ops.prefetch.prefetch_weights": prefetch.PREFETCH_WEIGHTS_OPERANDS,
-    "ops.greedy.choose_tokens": greedy.CHOOSE_TOKENS_OPERANDS, "ops.sampling.sample_tokens": sampling.SAMPLE_TOKENS_OPERANDS,
+    "ops.greedy.choose_tokens": greedy.CHOOSE_TOKENS_OPERANDS,
 }  # fmt: skip
-READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values", "block_maxima", "block_sums"}
-WRITTEN = {"output", "blocks", "maxima", "sums"}
+READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values", "block_maxima"}
+WRITTEN = {"output", "blocks", "maxima"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def access(draft: Draft) -> Access:
     kernel = f"{draft.kernel.module}.{draft.kernel.function}"
     operands = dict(zip(OPERANDS[kernel], draft.operands, strict=True))
     quantized_input = kernel == "ops.linear.linear"
-    per_output = operands.get("per_output", 0) == 1 or kernel.endswith(("select_outputs", "check_logits", "sample_tokens", "choose_tokens"))
+    per_output = operands.get("per_output", 0) == 1 or kernel.endswith(("select_outputs", "check_logits", "choose_tokens"))
 
     def extent(name: str, rows: int) -> Range | None:
         place = operands[name]

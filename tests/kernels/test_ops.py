@@ -320,10 +320,9 @@ def check_logits(level: str, x: np.ndarray, workers: int) -> tuple[int, np.ndarr
     """(status, maxima); the padding of the logits is poisoned."""
     memory = Memory()
     columns = x.shape[1]
-    source, maxima, sums = memory.matrix(x), memory.matrix((len(x), maxima_width(columns))), memory.allocate(0)
+    source, maxima = memory.matrix(x), memory.matrix((len(x), maxima_width(columns)))
     source.full[:, columns:] = np.nan
     step = StepWords(5, output_rows=list(range(len(x))))
-    operands = [source.address, source.stride, columns, maxima.address, maxima.stride, sums.ctypes.data, 0]
-    run(level, "ops.elementwise", "check_logits", (), operands, step, workers)
+    run(level, "ops.elementwise", "check_logits", (), [source.address, source.stride, columns, maxima.address, maxima.stride], step, workers)
     memory.check()
     return step.status, maxima.values

@@ -12,6 +12,7 @@ from edgeinfer.core.requests import SamplingParams
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.random import uniform
 from kernels_numba.executor.step import STEP_WORDS
+from kernels_numba.ops.draw_weights import SUM_BYTES
 from kernels_numba.ops.draws import draw_records
 from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
 from kernels_numba.ops.sampling import CANDIDATES, SAMPLING_SCRATCH_BYTES, UNDECIDED
@@ -53,17 +54,17 @@ def sampled(level: str, case: Case, workers: int = 2) -> list[int]:
     blocks = -(-columns // MAXIMA_COLUMNS)
     source, maxima = memory.matrix(case.logits), memory.matrix((rows, maxima_width(columns)))
     source.full[:, columns:] = np.nan
-    sums, scratch = memory.allocate(8 * rows * blocks, 0xFF), memory.allocate(SAMPLING_SCRATCH_BYTES, 0xFF)
+    sums, scratch = memory.allocate(SUM_BYTES * rows * blocks, 0xFF), memory.allocate(SAMPLING_SCRATCH_BYTES, 0xFF)
     step = StepWords(rows, output_rows=list(range(rows)))
     draws = memory.copy(draw_records([(p.temperature, p.top_k, p.top_p, p.min_p) for p in case.params]))
     chosen, uniforms = memory.copy(np.full((1, rows), -7, np.int32)), memory.copy(case.uniforms)
     for name, array in (("largest", chosen), ("draws", draws), ("uniforms", uniforms)):
         step.words[STEP_WORDS.index(name)] = array.ctypes.data
-    operands = [source.address, source.stride, columns, maxima.address, maxima.stride, sums.ctypes.data, 8 * blocks]
-    run(level, "ops.elementwise", "check_logits", (), operands, step, workers)
+    run(level, "ops.elementwise", "check_logits", (), [source.address, source.stride, columns, maxima.address, maxima.stride], step, workers)
     assert step.status == 0
-    operands = [source.address, source.stride, columns, MAXIMA_COLUMNS, *operands[3:], scratch.ctypes.data]
-    run(level, "ops.sampling", "sample_tokens", (), operands, step, workers)
+    read = [source.address, source.stride, columns, MAXIMA_COLUMNS, maxima.address, maxima.stride, sums.ctypes.data, SUM_BYTES * blocks]
+    run(level, "ops.draw_weights", "weigh_logits", (), read, step, workers)
+    run(level, "ops.sampling", "sample_tokens", (), [*read, scratch.ctypes.data], step, workers)
     memory.check()
     return chosen[0].tolist()
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_impossible_burst, refuse_undeclared
 from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
-from edgeinfer.backends.numba.drafts import Address
-from edgeinfer.backends.numba.emit import Emitter, check_supported, page_bytes
+from edgeinfer.backends.numba.drafts import Address, Draft
+from edgeinfer.backends.numba.emit import DRAWING_KERNELS, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
@@ -96,6 +96,11 @@ class _Plan:
     @property
     def kernels(self) -> list[KernelName]:
         """All that running and packing the model takes."""
+        return [*self.kernels_to_load, *DRAWING_KERNELS]
+
+    @property
+    def kernels_to_load(self) -> list[KernelName]:
+        """Those that loading takes."""
         return list(dict.fromkeys([*RUN_KERNELS, *pack_kernels(self.weights), *(draft.kernel for draft in self.emitter.drafts)]))
 
 
@@ -184,17 +189,24 @@ class NumbaBackend:
             level = choose_level(options.instruction_set)
             store = kernel_store(level)
             kept = "once for this machine" if store.directory is not None else "for this process alone"
-            addresses = store.load(decided.kernels, lambda count: announced(f"compiling {count} kernels for {level.name}, {kept}"))
+
+            def load_kernels(kernels: Sequence[KernelName]) -> dict[KernelName, int]:
+                return store.load(kernels, lambda count: announced(f"compiling {count} kernels for {level.name}, {kept}"))
+
+            addresses = load_kernels(decided.kernels_to_load)
             self._pool = WorkerPool(decided.threads.count, decided.threads.cpus or None, store, adapt=True)
             self._weights = self._load_weights(file, decided, addresses, progress)
             caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, options.cache_type), "KV cache") for store_ in program.stores]
             arena = Region(decided.arena_bytes, "arena")
             self._regions = [*caches, arena]
             self._constants = emitter.constants
-            entries = self._entries(emitter, self._weights, caches, arena)
+            entries = self._entries(emitter.drafts, self._weights, caches, arena)
             self._tape = Tape.build(entries, addresses, options.profile)
             until_hidden = [*entries[: emitter.hidden_end - 1], dataclasses.replace(entries[emitter.hidden_end - 1], barrier_after=True)]
             self._hidden_tape = Tape.build(until_hidden, addresses)  # for steps that want no logits: the output matrix is a quarter of a small model
+            drawing = self._entries(emitter.drawing_drafts(), self._weights, caches, arena)
+            self._make_drawing_tape = lambda: Tape.build([*entries[:-1], *drawing, entries[-1]], {**addresses, **load_kernels(DRAWING_KERNELS)})
+            self._drawing_tape: Tape | None = None
             self._reads = [(draft.matrices, draft.cache_stores) for draft in emitter.drafts]
         except BaseException:
             self.close()
@@ -218,7 +230,7 @@ class NumbaBackend:
             output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             separate_rope_positions=True,
             maximum_passes=MAXIMUM_PASSES,
-            draws=True,
+            draws=not options.profile,  # what is timed is the tape without
             times_operations=options.profile,
         )
 
@@ -262,7 +274,7 @@ class NumbaBackend:
             renew(stored_path(file), weights_identity(file, decided.weights), weights.memory, decided.stored_problem)
         return weights
 
-    def _entries(self, emitter: Emitter, weights: Weights, caches: list[Region], arena: Region) -> list[TapeEntry]:
+    def _entries(self, drafts: Sequence[Draft], weights: Weights, caches: list[Region], arena: Region) -> list[TapeEntry]:
         """The drafts with their addresses."""
 
         def place(operand: int | Address) -> int:
@@ -279,7 +291,7 @@ class NumbaBackend:
 
         return [
             TapeEntry(draft.kernel, tuple(place(operand) for operand in draft.operands), draft.barrier_after, draft.label, draft.row_wise)
-            for draft in emitter.drafts
+            for draft in drafts
         ]
 
     def step(self, step: Step) -> StepOutputs:
@@ -316,6 +328,8 @@ class NumbaBackend:
             refuse_impossible_burst(step, step.burst, self.capabilities)
             draws, uniforms = _draws(step.burst.draws)
             self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms)
+            if draws is not None:
+                self._drawing_tape = tape = self._drawing_tape or self._make_drawing_tape()
         stopped = self._pool.run(tape, self._record)
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")

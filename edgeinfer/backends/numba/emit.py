@@ -22,8 +22,12 @@ from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weigh
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, quantize, rope, sampling
+from kernels_numba.ops import activation, attention, draw_weights, elementwise, embedding, greedy, linear, norm, pages, quantize, rope, sampling
 from kernels_numba.ops.cache_types import CACHE_TYPES
+
+WEIGH_LOGITS, SAMPLE_TOKENS = KernelName("ops.draw_weights", "weigh_logits"), KernelName("ops.sampling", "sample_tokens")
+DRAWING_KERNELS = (WEIGH_LOGITS, SAMPLE_TOKENS)
+"""Kernels that only bursts that draw tokens need: they compile for a second or two, so not before the first of these."""
 
 
 class Emitter:
@@ -79,22 +83,30 @@ class Emitter:
     def _end_of_pass(self, logits: Value) -> None:
         """What stands between the logits and the next pass."""
         maxima, maxima_stride = Address("slot", self.maxima), row_stride(elementwise.maxima_width(logits.width))
-        sums, sums_stride = Address("slot", self.block_sums), _block_sums_stride(logits.width)
         source: dict[str, Operand] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
         self._entry(
             KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
-            writes=[self.maxima, self.block_sums], split=None, **source, maxima=maxima, maxima_stride=maxima_stride, sums=sums, sums_stride=sums_stride,
-        )  # fmt: skip
-        self._entry(
-            KernelName("ops.sampling", "sample_tokens"), sampling.SAMPLE_TOKENS_OPERANDS, "sample tokens",
-            reads=[self._rows_of(logits), self.maxima, self.block_sums], writes=[], split=None, **source, block_columns=elementwise.MAXIMA_COLUMNS,
-            block_maxima=maxima, block_maxima_stride=maxima_stride, block_sums=sums, block_sums_stride=sums_stride,
-            scratch=Address("slot", self.sampling_scratch),
+            writes=[self.maxima], split=None, **source, maxima=maxima, maxima_stride=maxima_stride,
         )  # fmt: skip
         self._entry(
             KernelName("ops.greedy", "choose_tokens"), greedy.CHOOSE_TOKENS_OPERANDS, "choose tokens", reads=[self._rows_of(logits), self.maxima],
             writes=[], split=None, **source, block_maxima=maxima, block_maxima_stride=maxima_stride,
         )  # fmt: skip
+
+    def drawing_drafts(self) -> list[Draft]:
+        """What stands before the last of the drafts in bursts that draw tokens."""
+        logits = self.program.logits
+        read: dict[str, Operand] = {
+            "input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width, "block_columns": elementwise.MAXIMA_COLUMNS,
+            "block_maxima": Address("slot", self.maxima), "block_maxima_stride": row_stride(elementwise.maxima_width(logits.width)),
+        }  # fmt: skip
+        sums, stride = Address("slot", self.block_sums), _block_sums_stride(logits.width)
+        weigh: dict[str, Operand] = {**read, "sums": sums, "sums_stride": stride}
+        sample: dict[str, Operand] = {**read, "block_sums": sums, "block_sums_stride": stride, "scratch": Address("slot", self.sampling_scratch)}
+        return [
+            Draft(WEIGH_LOGITS, tuple(weigh[name] for name in draw_weights.WEIGH_LOGITS_OPERANDS), "weigh logits"),
+            Draft(SAMPLE_TOKENS, tuple(sample[name] for name in sampling.SAMPLE_TOKENS_OPERANDS), "sample tokens", barrier_after=False),
+        ]
 
     def logits_slot(self) -> Slot:
         return self._slots[self.program.logits, "rows"]
@@ -321,8 +333,8 @@ class Emitter:
 
 
 def _block_sums_stride(vocabulary: int) -> int:
-    """Bytes of a row of what `check_logits` notes of weights: a float64 for each block."""
-    return 8 * -(-vocabulary // elementwise.MAXIMA_COLUMNS)
+    """Bytes of a row of what `weigh_logits` notes."""
+    return draw_weights.SUM_BYTES * -(-vocabulary // elementwise.MAXIMA_COLUMNS)
 
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:
