@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from edgeinfer.backends.base import Backend, PrefixSharingBackend
 from edgeinfer.core.errors import ContextLengthError, NonFiniteError, StepAbortedError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, UNDECIDED, Burst, Draws, StepOutputs
-from edgeinfer.kvcache.blocks import PagePool
-from edgeinfer.kvcache.prefix import first_needed_page, longest_match, page_keys
 from edgeinfer.scheduler.bursts import Pace
 from edgeinfer.scheduler.kept import KeptSequences
+from edgeinfer.scheduler.pages import CachePages
 from edgeinfer.scheduler.plan import Chunk, StepPlan, build_step, next_chunk
-from edgeinfer.scheduler.sequence import BurstConsumer, PageTable, Sequence, Verdict
+from edgeinfer.scheduler.sequence import BurstConsumer, Sequence, Verdict
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class Scheduler:
         capabilities = backend.capabilities
         self._backend = backend
         self._capabilities = capabilities
-        self._groups = capabilities.cache_groups
-        self._pools = tuple(PagePool(group.name, group.pages, group.page_size) for group in self._groups)
-        self._windows = tuple(group.window for group in self._groups)
+        self._pages = CachePages(capabilities, prefix_reuse)
+        self._pools = self._pages.pools
         self._running: list[Sequence] = []  # by age
         self._waiting: list[Sequence] = []  # by age
         self._pace = Pace(capabilities.maximum_passes)
@@ -65,14 +63,10 @@ class Scheduler:
         self._in_step: tuple[Sequence, ...] = ()
         self._steps = 0
         self._preemptions = 0
-        page_sizes = {group.page_size for group in self._groups}
-        # A hit must give the same bits as computing, and one hash chain serves all groups: both are conditions of reuse.
-        self._reuses_prefixes = prefix_reuse and capabilities.uses_block_tables and capabilities.bit_exact_chunks and len(page_sizes) == 1
         # Over a backend that keeps its own cache. It promises no bits across chunks, so a hit is as good as any other way to cut the prompt.
-        keeps = prefix_reuse and not capabilities.uses_block_tables and capabilities.kept_sequences > 0 and self._windows == (0,)
+        keeps = prefix_reuse and not capabilities.uses_block_tables and capabilities.kept_sequences > 0 and self._pages.windows == (0,)
         self._kept = KeptSequences(cast(PrefixSharingBackend, backend), self._pools[0], capabilities.kept_sequences) if keeps else None
-        fitting = [self._group_context(pool, window) for pool, window in zip(self._pools, self._windows, strict=True)]
-        self.context = min([capabilities.context, *fitting])
+        self.context = self._pages.context
 
     @property
     def has_work(self) -> bool:
@@ -140,8 +134,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises AssertionError if a page is lost, doubled or miscounted."""
-        for index, pool in enumerate(self._pools):
-            pool.check([holder.tables[index].held() for holder in (*self._running, *(self._kept or ()))])
+        self._pages.check(holder.tables for holder in (*self._running, *(self._kept or ())))
 
     # Admission -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -159,16 +152,15 @@ class Scheduler:
         """Finds what of the sequence is in the cache already and makes sure that the rest has room; True if it may run."""
         donor = self._kept.find_donor(sequence, self._running) if self._kept is not None else None
         while True:
-            tables = tuple(PageTable(np.full(16, -1, dtype=np.int32)) for _ in self._pools)
-            matched = self._match(sequence, tables)
+            tables = self._pages.empty_tables()
+            matched = self._pages.match(sequence, tables)
             room = True
             if self._kept is not None and donor is not None:
                 room = self._kept.hold(donor, tables[0])
                 matched = donor.pages * self._pools[0].page_size
-            if room and self._fits(sequence, tables):
+            if room and self._pages.fits(sequence, tables, self._running):
                 break
-            for pool, table in zip(self._pools, tables, strict=True):
-                pool.release(table.clear())
+            self._pages.release(tables)
             if not self._kept:
                 return False
             self._kept.drop_one()
@@ -180,38 +172,6 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = matched
         return True
-
-    def _fits(self, sequence: Sequence, tables: tuple[PageTable, ...]) -> bool:
-        """Whether the sequence has room beside what the running ones will still need."""
-        for index, pool in enumerate(self._pools):
-            promised = sum(self._missing_pages(index, other, other.tables[index]) for other in self._running)
-            if promised + self._missing_pages(index, sequence, tables[index]) > pool.available:
-                return False
-        return True
-
-    def _missing_pages(self, group: int, sequence: Sequence, table: PageTable) -> int:
-        """Pages that the known tokens of a sequence will still need in a group."""
-        pool, window = self._pools[group], self._windows[group]
-        missing = max(0, _pages(len(sequence.tokens), pool.page_size) - table.count)
-        return min(missing, max(0, self._window_pages(pool, window) - (table.count - table.first))) if window else missing
-
-    def _match(self, sequence: Sequence, tables: tuple[PageTable, ...]) -> int:
-        """Holds the longest known prefix of the sequence in `tables`; returns its tokens. A position whose logits are wanted is always computed."""
-        if not self._reuses_prefixes:
-            return 0
-        page_size = self._pools[0].page_size
-        pages = sequence.next_output // page_size
-        keys = page_keys(sequence.tokens, page_size, sequence.page_keys, pages)[:pages]
-        count = longest_match(self._pools, self._windows, keys)
-        for pool, window, table in zip(self._pools, self._windows, tables, strict=True):
-            first = first_needed_page(page_size, window, count * page_size)
-            found = [pool.find(key) for key in keys[first:count]]
-            held = [page for page in found if page is not None]
-            for page in held:
-                pool.hold(page)
-            table.append([-1] * first + held)
-            table.first = first
-        return count * page_size
 
     def _preempt_paused(self) -> bool:
         """Nobody waits for a paused sequence: the youngest of them makes room first."""
@@ -243,7 +203,7 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, end: int, plan: StepPlan) -> bool:
         """Takes pages for the positions before `end`. Preempts younger sequences, if need be out of this very step; else the sequence itself."""
-        while not self._has_room(sequence, end):
+        while not self._pages.has_room([(sequence, end)]):
             if self._kept:
                 self._kept.drop_one()
                 continue
@@ -253,15 +213,8 @@ class Scheduler:
             self._preempt(victims[-1])
             if victims[-1] is sequence:
                 return False
-        self._take_pages(sequence, end)
+        self._pages.take(sequence, end)
         return True
-
-    def _take_pages(self, sequence: Sequence, end: int) -> None:
-        for pool, table in zip(self._pools, sequence.tables, strict=True):
-            table.append(pool.allocate(_missing(table, end, pool)))
-
-    def _has_room(self, sequence: Sequence, end: int) -> bool:
-        return all(_missing(table, end, pool) <= pool.available for pool, table in zip(self._pools, sequence.tables, strict=True))
 
     def _plan_burst(self, chunks: list[Chunk]) -> Burst | None:
         """Makes the step a burst if it only decodes, if nobody waits, and if there are pages for it; they are taken here, as long as they cost nobody."""
@@ -275,11 +228,10 @@ class Scheduler:
             return None
         if not self._capabilities.draws and any(cast(BurstConsumer, sequence.consumer).drawn_with is not None for sequence in sequences):
             return None
-        for index, pool in enumerate(self._pools):
-            if sum(_missing(chunk.sequence.tables[index], chunk.end + passes - 1, pool) for chunk in chunks) > pool.available:
-                return None
+        if not self._pages.has_room((chunk.sequence, chunk.end + passes - 1) for chunk in chunks):
+            return None
         for chunk in chunks:
-            self._take_pages(chunk.sequence, chunk.end + passes - 1)
+            self._pages.take(chunk.sequence, chunk.end + passes - 1)
         consumers = [cast(BurstConsumer, sequence.consumer) for sequence in sequences]
         end_ids = {token for consumer in consumers for token in consumer.end_ids}
         return Burst(passes, np.array(sorted(end_ids), dtype=np.int32), self._interrupt, _draws(consumers, passes))
@@ -360,28 +312,10 @@ class Scheduler:
         sequence.computed = min(end, len(sequence.tokens))
         if chunk.outputs:
             sequence.next_output = sequence.computed
-        self._remember_pages(sequence, chunk.start)
-        self._release_behind_windows(sequence)
+        self._pages.remember(sequence, chunk.start)
+        self._pages.release_behind_windows(sequence)
         if verdict.finished:
             self._end(sequence)
-
-    def _remember_pages(self, sequence: Sequence, start: int) -> None:
-        """Pages that this step filled can serve other sequences from now on."""
-        if not self._reuses_prefixes:
-            return
-        page_size = self._pools[0].page_size
-        full = sequence.computed // page_size
-        if full == start // page_size:
-            return
-        keys = page_keys(sequence.tokens, page_size, sequence.page_keys, full)
-        for pool, table in zip(self._pools, sequence.tables, strict=True):
-            for index in range(max(table.first, start // page_size), full):
-                pool.remember(int(table.ids[index]), keys[index])
-
-    def _release_behind_windows(self, sequence: Sequence) -> None:
-        for pool, window, table in zip(self._pools, self._windows, sequence.tables, strict=True):
-            if window:
-                pool.release(table.drop_before(first_needed_page(pool.page_size, window, sequence.computed)))
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         self._end(sequence, failed=True)
@@ -396,23 +330,9 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
-        for pool, table in zip(self._pools, sequence.tables, strict=True):
-            pool.release(table.clear())
+        self._pages.release(sequence.tables)
         sequence.computed = 0
         self._backend.release([sequence.identifier])
-
-    # Helpers -------------------------------------------------------------------------------------------------------------------------------------
-
-    def _group_context(self, pool: PagePool, window: int) -> int:
-        """The longest sequence that fits the pool when it is alone."""
-        capacity = pool.pages * pool.page_size
-        if window and self._window_pages(pool, window) <= pool.pages:
-            return self._capabilities.context
-        return capacity
-
-    def _window_pages(self, pool: PagePool, window: int) -> int:
-        """Pages that one sequence holds at most in a group with a window: the window, a whole step, and a page cut at either end."""
-        return _pages(window + self._capabilities.maximum_step_rows, pool.page_size) + 2
 
     @staticmethod
     def _insert(queue: list[Sequence], sequence: Sequence) -> None:
@@ -435,12 +355,3 @@ def _draws(consumers: Items[BurstConsumer], passes: int) -> Draws | None:
         return None
     columns = [[0.0] * passes if consumer.drawn_with is None else consumer.uniforms(passes) for consumer in consumers]
     return Draws(params, np.array(columns, dtype=np.float64).T.copy())
-
-
-def _missing(table: PageTable, end: int, pool: PagePool) -> int:
-    """Pages that the table lacks for the positions before `end`."""
-    return max(0, _pages(end, pool.page_size) - table.count)
-
-
-def _pages(tokens: int, page_size: int) -> int:
-    return -(-tokens // page_size)
