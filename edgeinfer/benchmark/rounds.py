@@ -34,6 +34,7 @@ from edgeinfer.benchmark.roofline import ROOFLINE, roofline_between
 from edgeinfer.benchmark.search import Team
 from edgeinfer.benchmark.settings import AXES, Settings
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
+from edgeinfer.gguf.reader import GGUFFile
 
 PEERS = tuple(AXES)
 """What a user may name."""
@@ -118,6 +119,8 @@ def run_benchmark(model: Path, options: BenchmarkOptions, progress: Callable[[st
     Raises the errors of a model file that cannot be read, BackendUnavailableError when our own engine cannot run, and EdgeInferError when an engine fails
     on the way.
     """
+    with GGUFFile.open(model) as file:
+        model = Path(file.path)  # of a split model the first shard: peers open it by that alone
     work = count_measurements(model, options)
     runs = [_run(model, options, threads, work, progress) for threads in options.threads]
     return BenchmarkResult(
