@@ -229,11 +229,11 @@ def test_engines_are_told_the_first_shard_of_a_split_model(tmp_path: Path, model
     shards = split_file(model, tmp_path, "parts", 3)
     player = tmp_path / "ours"
     _player(player, 2000.0)
-    player.write_text(player.read_text().replace('"details": "played"', '"details": json.loads(sys.argv[-1])["model"]'))
+    player.write_text(player.read_text().replace('"version": "1"', '"version": json.loads(sys.argv[-1])["model"]'))
     options = BenchmarkOptions(threads=(1,), prompt_lengths=(32,), batch_sizes=(), rounds=1, roofline=False, peers=(), interpreters={"edgeinfer": str(player)})
     result = run_benchmark(shards[1], options)
     assert result.model == shards[0].stem
-    assert result.runs[0].engines["edgeinfer"].details == str(shards[0])
+    assert result.runs[0].engines["edgeinfer"].version == str(shards[0])
 
 
 def test_each_measurement_gets_the_settings_that_make_the_peer_fastest(tmp_path: Path, model: Path) -> None:
