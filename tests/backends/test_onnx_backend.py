@@ -17,9 +17,10 @@ from edgeinfer import Engine, SamplingParams
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.load import load_backend
 from edgeinfer.backends.onnx import library
-from edgeinfer.backends.onnx.backend import OnnxBackend, _runs
+from edgeinfer.backends.onnx.backend import OnnxBackend
 from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.growing_cache import GrowingCache
+from edgeinfer.backends.onnx.runs import runs_of
 from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError
 from edgeinfer.core.steps import SequenceTable, Step
 from edgeinfer.model.program import CacheStore
@@ -71,7 +72,7 @@ def _step(counts: list[int]) -> Step:
 
 
 def test_single_rows_in_neighbouring_slots_share_a_run() -> None:
-    runs = _runs(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]), 2)
+    runs = runs_of(_step([1, 3, 1, 1, 1]), np.array([4, 0, 2, 3, 7]), 2)
     found = [(run.first, run.count, run.rows.tolist()) for run in runs]
     assert found == [(0, 1, [1, 2]), (0, 1, [3]), (2, 3, [4, 5, 0]), (7, 1, [6])]
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.onnx.backend import OnnxBackend, Run
 from edgeinfer.backends.onnx.growing_cache import GrowingCache
+from edgeinfer.backends.onnx.runs import Run
+from edgeinfer.backends.onnx.session_backend import KEPT_BINDINGS, SessionBackend
 from edgeinfer.core.steps import Step
-
-_KEPT_BINDINGS = 64
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class _Bound:
     new: dict[str, NDArray[np.float32]]
 
 
-class StandardOnnxBackend(OnnxBackend):
-    """See the module, and `OnnxBackend` for the rest."""
+class StandardOnnxBackend(SessionBackend):
+    """See the module."""
 
     rows_at_once = sys.maxsize  # every run looks at the whole cache
     kept_sequences = 0  # a long one would make it longer for all
@@ -38,10 +37,9 @@ class StandardOnnxBackend(OnnxBackend):
         self._new: dict[str, NDArray[np.float32]] = {}
         return GrowingCache(self.program.stores, slots, length)
 
-    def close(self) -> None:
+    def _forget_bindings(self) -> None:
         self._bound.clear()
         self._new.clear()
-        super().close()
 
     def _run(
         self, step: Step, run: Run, outputs: NDArray[np.intp], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
@@ -69,7 +67,7 @@ class StandardOnnxBackend(OnnxBackend):
         """The binding of runs of this form. Sequences that are not continued are spared the places of those that are."""
         key = (run.first, run.count, run.length, continues, gives_hidden)
         if key not in self._bound:
-            if len(self._bound) >= _KEPT_BINDINGS:
+            if len(self._bound) >= KEPT_BINDINGS:
                 self._bound.clear()
             self._bound[key] = self._bind(run, continues)
         return self._bound[key]
