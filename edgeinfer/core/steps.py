@@ -102,8 +102,8 @@ class Step:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order; of a burst those of its last pass. Valid until
-    the next step, as is all that follows.
+    """`logits` float32[output rows, vocabulary], for the rows of the step whose output is LOGITS, in order; of a burst that draws tokens those of its
+    last pass, while one without draws need not give any. Valid until the next step, as is all that follows.
 
     `largest` int32[passes that ran, output rows]: the lowest id of each row's largest logit, where the backend finds it on its way, as it must in a burst;
     of rows that are drawn, the drawn tokens. One that rounding might decide, or that takes too much, a backend may leave to its caller: it is UNDECIDED, and

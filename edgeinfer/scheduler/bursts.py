@@ -25,7 +25,9 @@ class Pace:
         self._pass_seconds = seconds / passes
 
     def passes(self, sequences: int) -> int:
-        """At least 1; 1 for another number of sequences than decoded last."""
+        """At least 1, if the backend has bursts at all, else 0; 1 for another number of sequences than decoded last."""
+        if self._limit < 2:
+            return 0
         if sequences != self._sequences:
             return 1
         return max(1, min(self._limit, int(self._seconds / max(self._pass_seconds, 1e-9))))

@@ -224,9 +224,10 @@ class Scheduler:
         if any(sequence not in sequences and not sequence.consumer.paused for sequence in self._running):
             return None
         passes = min(self._pace.passes(len(chunks)), *(sequence.consumer.unseen_tokens for sequence in sequences))
-        if passes < 2:
+        if passes < 1:
             return None
-        if not self._capabilities.draws and any(cast(BurstConsumer, sequence.consumer).drawn_with is not None for sequence in sequences):
+        drawn = any(cast(BurstConsumer, sequence.consumer).drawn_with is not None for sequence in sequences)
+        if drawn and (passes < 2 or not self._capabilities.draws):
             return None
         if not self._pages.has_room((chunk.sequence, chunk.end + passes - 1) for chunk in chunks):
             return None

@@ -40,7 +40,9 @@ class Sources:
         """Names, relative to kernels_numba, of the modules that decide what a kernel compiles to."""
         roots = [kernel.module, *_COMPILER, f"{_TARGETS}.{level.target}"]
         for tag in kernel.tags:
-            roots += [VARIANTS[tag][0]] if tag in VARIANTS else [_TAGS, f"formats.{tag.lower()}"]
+            roots += [VARIANTS[tag][0]] if tag in VARIANTS else [f"formats.{tag.lower()}"]
+            if not roots[-1].startswith("ops."):
+                roots.append(_TAGS)
         return frozenset().union(*(self._closure(root) for root in roots))
 
     def digest(self, kernel: KernelName, level: Level) -> str:

@@ -20,6 +20,8 @@ from kernels_numba.simd.function import KernelFunction
 
 TILE_ROWS = 16
 GROUP = 32
+PLANES, UPPER_PLANE = "q8_0_planes", "q8_0_upper"
+"""Tags of kernels for matrices in two planes, and for the upper one alone."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class PackedLayout:
     high_scale(simd, header, slot) -> int32x16 that multiply columns 0-15 and 16-31, if `sub_scales` · pack(simd, block, record, slot, lane) writes one
     block of the file, of row `lane` of the tile.
     A code stands for code - 2 ** zero_shift, or for itself where `zero_shift` is 0.
+
+    A matrix in two planes (`planes`) has the upper bits of all codes in records as above, then the lower bits, `low_bytes` a group: `join(simd, codes, low)`
+    -> whole codes, and its `pack` takes the place of a block's lower bits too: (simd, block, record, slot, low, lane).
     """
 
     groups_per_record: int
@@ -43,15 +48,23 @@ class PackedLayout:
     minimum: KernelFunction | None = None
     low_scale: KernelFunction | None = None
     high_scale: KernelFunction | None = None
+    low_bytes: int = 0
+    join: KernelFunction | None = None
 
     @property
     def record_bytes(self) -> int:
         return self.header_bytes + self.groups_per_record * self.data_bytes
 
     def tile_bytes(self, columns: int) -> int:
-        """Bytes of a row tile."""
-        groups = -(-columns // GROUP)
-        return -(-groups // self.groups_per_record) * self.record_bytes
+        """Bytes of a row tile, in the upper plane where there are two."""
+        return self._records(columns) * self.record_bytes
+
+    def low_tile_bytes(self, columns: int) -> int:
+        """Bytes of a row tile in the lower plane."""
+        return self._records(columns) * self.groups_per_record * self.low_bytes
+
+    def _records(self, columns: int) -> int:
+        return -(-columns // (GROUP * self.groups_per_record))
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,11 @@ class FloatLayout:
 def packed_layout(format_name: str) -> PackedLayout | FloatLayout:
     """The `PACKED` of a format's file."""
     return importlib.import_module(f"kernels_numba.formats.{format_name.lower()}").PACKED
+
+
+def planes_layout() -> PackedLayout:
+    """That of a matrix of Q8_0 in two planes, `PLANES` as a tag. It takes the bytes of the plain form."""
+    return importlib.import_module("kernels_numba.layouts.planes").Q8_0_PLANES
 
 
 def packed_bytes(format_name: str, rows: int, columns: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from kernels_numba.executor.step import ROWS, TOKEN_IDS
 from kernels_numba.ops.common import float_word, share_start, word
+from kernels_numba.ops.linear import plane_bytes
 from kernels_numba.simd.function import kernel_function
 
 EMBEDDING_OPERANDS = (
@@ -22,6 +23,8 @@ EMBEDDING_OPERANDS = (
     "output",
     "output_stride",
 )
+EMBEDDING_PLANES_OPERANDS = (*EMBEDDING_OPERANDS, "row_tiles")
+"""For tables in two planes."""
 SCRATCH_BYTES = 1024
 """Codes of a group (512 bytes), then the scales of its columns 0-15, those of 16-31, and its minima (64 bytes each)."""
 
@@ -50,9 +53,9 @@ def element_with_sub_scales(simd: Any, format: Any, record: int, slot: int, scra
 
 
 @kernel_function
-def decode_group(simd: Any, format: Any, record: int, slot: int, lane: int, factor: Any, scratch: int, output: int) -> None:
+def decode_group(simd: Any, format: Any, record: int, slot: int, low: int, lane: int, factor: Any, scratch: int, output: int) -> None:
     """32 elements of row `lane`, times `factor`."""
-    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, 1)
+    codes = format.codes(simd, format, record, slot, low, 1)
     simd.tile_store_codes(codes, scratch)
     format.element(simd, format, record, slot, scratch)
     minimum = simd.load_f32(scratch + 640 + 4 * lane)
@@ -76,14 +79,19 @@ def embedding(simd: Any, format: Any, operands: int, step: int, worker: int, wor
     rows = simd.load_i64(step + ROWS)
     tokens = simd.load_i64(step + TOKEN_IDS)
     groups = (columns + 31) // 32
-    tile_bytes = (groups + format.groups_per_record - 1) // format.groups_per_record * format.record_bytes
+    tile_bytes, low_tile_bytes = plane_bytes(simd, format, groups)
+    lower_plane = table
+    if format.low_bytes > 0:
+        lower_plane = table + word(simd, operands, 6) * tile_bytes
     for row in range(share_start(simd, rows, worker, workers), share_start(simd, rows, worker + 1, workers)):
         token = simd.load_i32(tokens + 4 * row)
         tile = table + token // 16 * tile_bytes
+        low = lower_plane + token // 16 * low_tile_bytes
         for group in range(groups):
             record = tile + group // format.groups_per_record * format.record_bytes
             destination = output + row * output_stride + 128 * group
-            decode_group(simd, format, record, group % format.groups_per_record, token % 16, factor, scratch, destination)
+            decode_group(simd, format, record, group % format.groups_per_record, low, token % 16, factor, scratch, destination)
+            low += format.low_bytes
 
 
 @kernel_function
@@ -129,7 +137,7 @@ def embedding_mapped(simd: Any, format: Any, operands: int, step: int, worker: i
         for block in range(blocks):
             format.pack(simd, source + block * format.block_bytes, record, 0, 0)
             for group in range(groups_per_block):
-                decode_group(simd, format, record, group, 0, factor, scratch, destination)
+                decode_group(simd, format, record, group, 0, 0, factor, scratch, destination)
                 destination += 128
 
 

@@ -75,6 +75,31 @@ def advance_row(simd: Any, step: int, row: int, token: int) -> None:
 
 
 @kernel_function
+def chosen_tokens(simd: Any, step: int) -> int:
+    """Where the ids that this pass chooses go: int32[outputs]."""
+    return simd.load_i64(step + LARGEST) + 4 * simd.load_i64(step + OUTPUTS) * simd.load_i64(step + PASSES_DONE)
+
+
+@kernel_function
+def end_pass(simd: Any, step: int) -> None:
+    """Counts the pass, whose tokens are chosen. In a burst, unless it ends here, every row becomes its token at the next position."""
+    outputs = simd.load_i64(step + OUTPUTS)
+    done = simd.load_i64(step + PASSES_DONE)
+    left = simd.load_i64(step + PASSES_LEFT) - 1
+    chosen = chosen_tokens(simd, step)
+    for row in range(outputs):
+        if left > 0 and is_end(simd, step, simd.load_i32(chosen + 4 * row)) != 0:
+            left = 0
+    if left > 0 and simd.atomic_load(simd.load_i64(step + INTERRUPT)) != 0:
+        left = 0
+    if left > 0:
+        for row in range(outputs):
+            advance_row(simd, step, row, simd.load_i32(chosen + 4 * row))
+    simd.store_i64(step + PASSES_DONE, done + 1)
+    simd.store_i64(step + PASSES_LEFT, left)
+
+
+@kernel_function
 def choose_tokens(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
     """Notes the lowest id of each output row's largest logit in `largest`, unless `sampling` has drawn a token there, and counts the pass. In a burst,
     unless it ends here, every row becomes that token at the next position. All by worker 0, whom the others await: a row takes it about a microsecond."""
@@ -85,20 +110,8 @@ def choose_tokens(simd: Any, operands: int, step: int, worker: int, workers: int
     width = word(simd, operands, 2)
     maxima = word(simd, operands, 3)
     maxima_stride = word(simd, operands, 4)
-    outputs = simd.load_i64(step + OUTPUTS)
-    done = simd.load_i64(step + PASSES_DONE)
-    left = simd.load_i64(step + PASSES_LEFT) - 1
-    chosen = simd.load_i64(step + LARGEST) + 4 * outputs * done
-    for row in range(outputs):
+    chosen = chosen_tokens(simd, step)
+    for row in range(simd.load_i64(step + OUTPUTS)):
         if draw_of(simd, step, row) == 0:
             simd.store_i32(chosen + 4 * row, first_largest(simd, logits + row * stride, width, maxima + row * maxima_stride))
-        token = simd.load_i32(chosen + 4 * row)
-        if left > 0 and is_end(simd, step, token) != 0:
-            left = 0
-    if left > 0 and simd.atomic_load(simd.load_i64(step + INTERRUPT)) != 0:
-        left = 0
-    if left > 0:
-        for row in range(outputs):
-            advance_row(simd, step, row, simd.load_i32(chosen + 4 * row))
-    simd.store_i64(step + PASSES_DONE, done + 1)
-    simd.store_i64(step + PASSES_LEFT, left)
+    end_pass(simd, step)

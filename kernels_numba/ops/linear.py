@@ -33,33 +33,56 @@ ROW_TILES_IN_CACHE = 16
 
 PREFETCH_BYTES = 4096
 
+FEW_ROWS = 8
+"""Up to so many rows the registers hold at once."""
+
 
 @kernel_function
-def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
+def codes_of_record(simd: Any, format: Any, record: int, slot: int, low: int, width: Constant) -> Any:
+    """The 8 code vectors of a group."""
+    return format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, width)
+
+
+@kernel_function
+def codes_of_planes(simd: Any, format: Any, record: int, slot: int, low: int, width: Constant) -> Any:
+    """For matrices in two planes: upper bits in the record, lower ones at `low`."""
+    return format.join(simd, codes_of_record(simd, format, record, slot, low, width), low)
+
+
+@kernel_function
+def step_plain(simd: Any, format: Any, tile: Any, record: int, slot: int, low: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """The tile after one group of 32 columns, for formats of scale * code."""
-    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, width)
+    codes = format.codes(simd, format, record, slot, low, width)
     return simd.tile_accumulate(tile, codes, block, width, first, stride, format.zero_shift, format.scale(simd, record, slot))
 
 
 @kernel_function
-def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
+def step_with_minimum(simd: Any, format: Any, tile: Any, record: int, slot: int, low: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """For formats of scale * code + minimum."""
-    tile = step_plain(simd, format, tile, record, slot, block, width, first, stride)
+    tile = step_plain(simd, format, tile, record, slot, low, block, width, first, stride)
     return simd.tile_add_minimum(tile, block, width, first, stride, format.minimum(simd, record, slot))
 
 
 @kernel_function
-def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, block: int, width: Constant, first: int, stride: int) -> Any:
+def step_with_sub_scales(simd: Any, format: Any, tile: Any, record: int, slot: int, low: int, block: int, width: Constant, first: int, stride: int) -> Any:
     """For formats whose groups have two halves with integer scales of their own."""
-    codes = format.unpack(simd, record + format.header_bytes + slot * format.data_bytes, width)
+    codes = format.codes(simd, format, record, slot, low, width)
     scale = format.scale(simd, record, slot)
-    low = format.low_scale(simd, record, slot)
-    return simd.tile_accumulate_sub_scales(tile, codes, block, width, first, stride, format.zero_shift, scale, low, format.high_scale(simd, record, slot))
+    scales = format.low_scale(simd, record, slot), format.high_scale(simd, record, slot)
+    return simd.tile_accumulate_sub_scales(tile, codes, block, width, first, stride, format.zero_shift, scale, scales[0], scales[1])
 
 
 @kernel_function
-def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block: int, width: Constant, first: int, stride: int) -> Any:
-    """The tile after all groups of a row tile, in ascending order. `stride`: bytes from an activation tile to the next."""
+def step_of_bounds(simd: Any, format: Any, tile: Any, record: int, slot: int, low: int, block: int, width: Constant, first: int, stride: int) -> Any:
+    """For the upper bits alone, with the blocks of `ops.screen`."""
+    codes = format.codes(simd, format, record, slot, low, width)
+    return simd.tile_accumulate_bound(tile, codes, block, width, first, stride, format.scale(simd, record, slot))
+
+
+@kernel_function
+def row_tile(simd: Any, format: Any, tile: Any, weights: int, low: int, groups: int, block: int, width: Constant, first: int, stride: int) -> Any:
+    """The tile after all groups of a row tile, in ascending order. `low`: its lower plane, if the format has one; `stride`: bytes from an activation tile
+    to the next."""
     record = weights
     for _ in range(groups // format.groups_per_record):
         if width == 1:
@@ -71,14 +94,17 @@ def row_tile(simd: Any, format: Any, tile: Any, weights: int, groups: int, block
         for slot in range(format.groups_per_record):
             if width > 1:  # group by group: a record of 50 lines at once would find no free miss buffers
                 simd.prefetch(record + PREFETCH_BYTES + format.header_bytes + slot * format.data_bytes, format.data_lines)
+                simd.prefetch(low + PREFETCH_BYTES // 2, format.low_lines)
             if width == 16:  # activations come from the second-level cache
                 simd.prefetch(block + 2 * 16 * BLOCK_BYTES_PER_TOKEN, 12)
-            tile = format.step(simd, format, tile, record, slot, block, width, first, stride)
+            tile = format.step(simd, format, tile, record, slot, low, block, width, first, stride)
             block += BLOCK_BYTES_PER_TOKEN * width
+            low += format.low_bytes
         record += format.record_bytes
     for slot in range(groups % format.groups_per_record):
-        tile = format.step(simd, format, tile, record, slot, block, width, first, stride)
+        tile = format.step(simd, format, tile, record, slot, low, block, width, first, stride)
         block += BLOCK_BYTES_PER_TOKEN * width
+        low += format.low_bytes
     return tile
 
 
@@ -90,27 +116,48 @@ def bias_of(simd: Any, bias: int, tile: int) -> Any:
 
 
 @kernel_function
+def plane_bytes(simd: Any, format: Any, groups: int) -> Any:
+    """Bytes of a row tile: (in the only or upper plane, in the lower plane)."""
+    records = (groups + format.groups_per_record - 1) // format.groups_per_record
+    return records * format.record_bytes, records * format.groups_per_record * format.low_bytes
+
+
+@kernel_function
 def linear_tiles(
-    simd: Any, format: Any, width: Constant, tokens: Constant, operands: int, rows: int, token: int, first: int, end: int
+    simd: Any, format: Any, width: Constant, tokens: Constant, operands: int, blocks: int, rows: int, token: int, first: int, end: int
 ) -> None:  # fmt: skip
-    """Row tiles first .. end for `tokens` tokens (what the registers hold) from `token`, of which rows - token exist; activations are in tiles of `width`."""
+    """Row tiles first .. end for `tokens` tokens (what the registers hold) from `token`, of which rows - token exist; the activation `blocks` are in tiles of
+    `width`."""
     groups = (word(simd, operands, 2) + 31) // 32
     bias = word(simd, operands, 5)
     residual = word(simd, operands, 6)
     residual_stride = word(simd, operands, 7)
     output_stride = word(simd, operands, 10)
-    row_tile_bytes = (groups + format.groups_per_record - 1) // format.groups_per_record * format.record_bytes
+    row_tile_bytes, low_tile_bytes = plane_bytes(simd, format, groups)
     weights = word(simd, operands, 0) + first * row_tile_bytes
+    low = word(simd, operands, 0) + word(simd, operands, 1) * row_tile_bytes + first * low_tile_bytes
     stride = groups * BLOCK_BYTES_PER_TOKEN * width
-    blocks = word(simd, operands, 3) + token // width * stride
+    blocks += token // width * stride
     output = word(simd, operands, 9) + token * output_stride
     for tile in range(first, end):
-        totals = row_tile(simd, format, simd.tile_zero(tokens), weights, groups, blocks, width, token % width, stride)
+        totals = row_tile(simd, format, simd.tile_zero(tokens), weights, low, groups, blocks, width, token % width, stride)
         at_residual = residual
         if residual != 0:
             at_residual = residual + token * residual_stride + 64 * tile
         simd.tile_store(totals, rows - token, bias_of(simd, bias, tile), output + 64 * tile, output_stride, at_residual, residual_stride)
         weights += row_tile_bytes
+        low += low_tile_bytes
+
+
+@kernel_function
+def linear_few(simd: Any, format: Any, operands: int, blocks: int, rows: int, first: int, end: int) -> None:
+    """Row tiles first .. end for up to FEW_ROWS rows: the weights pass once."""
+    if rows == 1:
+        linear_tiles(simd, format, 1, 1, operands, blocks, rows, 0, first, end)
+    elif rows <= 4:
+        linear_tiles(simd, format, 4, 4, operands, blocks, rows, 0, first, end)
+    else:  # two activation tiles of 4
+        linear_tiles(simd, format, 4, 8, operands, blocks, rows, 0, first, end)
 
 
 @kernel_function
@@ -121,20 +168,17 @@ def linear(simd: Any, format: Any, operands: int, step: int, worker: int, worker
     first_row, end_row, first_unit, end_unit = share(simd, step, word(simd, operands, 8), rows, (row_tiles + 1) // 2, worker, workers)
     first = 2 * first_unit
     end = min(2 * end_unit, row_tiles)
-    if rows == 1:
-        linear_tiles(simd, format, 1, 1, operands, rows, 0, first, end)
-    elif rows <= 4:
-        linear_tiles(simd, format, 4, 4, operands, rows, 0, first, end)
-    elif rows <= 8:  # two activation tiles of 4, and the weights pass once
-        linear_tiles(simd, format, 4, 8, operands, rows, 0, first, end)
+    blocks = word(simd, operands, 3)
+    if rows <= FEW_ROWS:
+        linear_few(simd, format, operands, blocks, rows, first, end)
     else:
         for chunk in range(first, end, ROW_TILES_IN_CACHE):
             chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
             for token in range(first_row, end_row, simd.tile_tokens):
                 if simd.tile_tokens == 16 and rows - token <= 12:  # the last tokens, or a batch of up to 12
-                    linear_tiles(simd, format, 16, 12, operands, rows, token, chunk, chunk_end)
+                    linear_tiles(simd, format, 16, 12, operands, blocks, rows, token, chunk, chunk_end)
                 else:
-                    linear_tiles(simd, format, 16, simd.tile_tokens, operands, rows, token, chunk, chunk_end)
+                    linear_tiles(simd, format, 16, simd.tile_tokens, operands, blocks, rows, token, chunk, chunk_end)
 
 
 @kernel_function

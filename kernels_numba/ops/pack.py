@@ -13,6 +13,8 @@ PACK_OPERANDS = (
     "columns",  # a whole number of blocks
     "destination",
 )
+PACK_PLANES_OPERANDS = (*PACK_OPERANDS, "lower")
+"""`destination` and `lower`: where the two planes of these rows begin."""
 
 
 @kernel_function
@@ -32,6 +34,26 @@ def pack(simd: Any, format: Any, operands: int, step: int, worker: int, workers:
             for lane in range(min(16, rows - 16 * tile)):
                 address = source + ((16 * tile + lane) * blocks + block) * format.block_bytes
                 format.pack(simd, address, at, block % format.blocks_per_record, lane)
+
+
+@kernel_function
+def pack_planes(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """A format in two planes."""
+    source = word(simd, operands, 0)
+    rows = word(simd, operands, 1)
+    columns = word(simd, operands, 2)
+    upper = word(simd, operands, 3)
+    lower = word(simd, operands, 4)
+    groups = columns // 32
+    records = (groups + format.groups_per_record - 1) // format.groups_per_record
+    tiles = (rows + 15) // 16
+    for tile in range(share_start(simd, tiles, worker, workers), share_start(simd, tiles, worker + 1, workers)):
+        for group in range(groups):
+            record = upper + (tile * records + group // format.groups_per_record) * format.record_bytes
+            low = lower + (tile * records * format.groups_per_record + group) * format.low_bytes
+            for lane in range(min(16, rows - 16 * tile)):
+                address = source + ((16 * tile + lane) * groups + group) * format.block_bytes
+                format.pack(simd, address, record, group % format.groups_per_record, low, lane)
 
 
 @kernel_function

@@ -133,3 +133,23 @@ def _finish(total: Floats, bias: Floats | None, residual: Floats | None) -> Floa
 def embedding(format_name: str, rows: Bytes, token_ids: NDArray[np.int32], factor: float) -> Floats:
     """float32[tokens, columns]: rows of the table as the format decodes them, times `factor` rounded to float32."""
     return format_by_name(format_name).decode_rows(rows[token_ids]) * F32(factor)
+
+
+def bounds(rows: Bytes, x: Floats) -> Floats:
+    """Of Q8_0 weights as in the file uint8[rows, row_bytes]: what the upper five bits of their codes (value + 128) say that the logits can be at most.
+
+    Per group: fma(8 * sum(upper * code) + 7 * sum(positive codes) - 128 * sum(codes), weight scale * activation scale, total); NaN from 2^64 on for the latter.
+    """
+    weight = weight_parts("Q8_0", rows)
+    codes, scales = quantize_values(x)
+    wide = codes.astype(np.int64)
+    upper = (weight.codes.astype(np.int64) + 128) >> 3
+    total = np.zeros((len(x), len(rows)), F32)
+    with np.errstate(all="ignore"):
+        scales = np.where(scales < F32(2.0**64), scales, F32(np.nan))
+        for group in range(scales.shape[1]):
+            code = wide[:, group]
+            excess = 7 * np.maximum(code, 0).sum(axis=1) - 128 * code.sum(axis=1)
+            dot = 8 * (code @ upper[:, group].T) + excess[:, None]
+            total = fma(dot.astype(F32), weight.scale[None, :, group] * scales[:, None, group], total)
+    return _finish(total, None, None)

@@ -20,7 +20,8 @@ def resolve_tag(name: str) -> CompileTimeValue:
     """A format's tag has the members of its packed layout and the steps of drivers that follow from it; the others are those of `variants`."""
     if name in VARIANTS:
         module, member = VARIANTS[name]
-        return CompileTimeValue(name, getattr(importlib.import_module(f"kernels_numba.{module}"), member))
+        value = getattr(importlib.import_module(f"kernels_numba.{module}"), member)
+        return CompileTimeValue(name, _plane_members(value) if isinstance(value, PackedLayout) else value)
     layout = packed_layout(name)
     return CompileTimeValue(name, _float_members(layout) if isinstance(layout, FloatLayout) else _packed_members(name, layout))
 
@@ -31,9 +32,26 @@ def _float_members(layout: FloatLayout) -> dict[str, Any]:
 
 def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
     format: Format = importlib.import_module(f"kernels_numba.formats.{name.lower()}").FORMAT  # this file alone: it is what the digest covers
-    members: dict[str, Any] = {
-        "block_bytes": format.block_bytes,
-        "blocks_per_record": 1 if format.block_elements > 32 else layout.groups_per_record,
+    members = _layout_members(layout)
+    members |= {"block_bytes": format.block_bytes, "blocks_per_record": 1 if format.block_elements > 32 else layout.groups_per_record}
+    if layout.minimum is not None:
+        members |= {"minimum": layout.minimum, "step": linear.step_with_minimum, "element": embedding.element_with_minimum}
+    if layout.low_scale is not None:
+        members |= {"low_scale": layout.low_scale, "high_scale": layout.high_scale}
+        members |= {"step": linear.step_with_sub_scales, "element": embedding.element_with_sub_scales}
+    return members
+
+
+def _plane_members(layout: PackedLayout) -> dict[str, Any]:
+    """Of Q8_0 in two planes, or of its upper plane alone."""
+    members = _layout_members(layout)
+    if layout.join is None:
+        return members | {"step": linear.step_of_bounds}
+    return members | {"block_bytes": 34, "join": layout.join, "codes": linear.codes_of_planes}
+
+
+def _layout_members(layout: PackedLayout) -> dict[str, Any]:
+    return {
         "groups_per_record": layout.groups_per_record,
         "header_bytes": layout.header_bytes,
         "data_bytes": layout.data_bytes,
@@ -46,12 +64,9 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
         "unpack": layout.unpack,
         "scale": layout.scale,
         "pack": layout.pack,
+        "low_bytes": layout.low_bytes,
+        "low_lines": layout.low_bytes // 64,
+        "codes": linear.codes_of_record,
         "step": linear.step_plain,
         "element": embedding.element_plain,
     }
-    if layout.minimum is not None:
-        members |= {"minimum": layout.minimum, "step": linear.step_with_minimum, "element": embedding.element_with_minimum}
-    if layout.low_scale is not None:
-        members |= {"low_scale": layout.low_scale, "high_scale": layout.high_scale}
-        members |= {"step": linear.step_with_sub_scales, "element": embedding.element_with_sub_scales}
-    return members

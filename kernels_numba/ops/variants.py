@@ -11,6 +11,8 @@ VARIANTS: dict[str, tuple[str, str]] = {
     "halves": ("ops.rope", "HALVES"),
     "neighbours": ("ops.rope", "NEIGHBOURS"),
     "q8_0": ("ops.cache_types", "Q8_0"),
+    "q8_0_planes": ("layouts.planes", "Q8_0_PLANES"),
+    "q8_0_upper": ("layouts.planes", "Q8_0_UPPER"),
     "relu_squared": ("ops.activation", "RELU_SQUARED"),
     "silu": ("ops.activation", "SILU"),
 }

@@ -43,6 +43,7 @@ def logits_digest(path: Path, instruction_set: str | None) -> str:
         cuts = [0, 7, 14, 21, *range(22, LENGTH + 1)]
         parts = [driver.run(Rows(2, start, tokens[start:end]), Rows(3, start, tokens[start:end]))[0] for start, end in pairwise(cuts)]
         assert np.array_equal(np.concatenate(parts).view(np.int32), whole.view(np.int32))
+        assert driver.burst(4, Rows(2, LENGTH - 1, tokens[-1:])) == [driver.greedy(2, tokens, 4)]  # by bounds, where there are any, and without
         return hashlib.sha256(whole.tobytes()).hexdigest()
     finally:
         backend.close()

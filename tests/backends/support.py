@@ -73,14 +73,12 @@ class Driver:
 
     def burst(
         self, passes: int, *parts: Rows, end_ids: Sequence[int] = (), interrupt: int = 0, draws: Draws | None = None
-    ) -> tuple[list[list[int]], Logits]:  # fmt: skip
-        """The tokens that each part chose, and float32[parts, vocabulary] of the last pass (copies)."""
+    ) -> list[list[int]]:  # fmt: skip
+        """The tokens that each part chose."""
         burst = Burst(passes, np.array(end_ids, np.int32), np.array([interrupt], np.int64), draws)
         result = self.backend.step(dataclasses.replace(self.step(*parts, passes=passes), burst=burst))
         assert result.largest is not None and result.largest.dtype == np.int32 and 1 <= len(result.largest) <= passes
-        if draws is None:
-            assert result.largest[-1].tolist() == result.logits.argmax(axis=1).tolist()
-        return result.largest.T.tolist(), result.logits.copy()
+        return result.largest.T.tolist()
 
     def greedy(self, identifier: int, tokens: Sequence[int], count: int) -> list[int]:
         """The tokens after those of a sequence of which all but the last is computed, one step each."""

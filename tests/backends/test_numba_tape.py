@@ -21,7 +21,8 @@ from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, prefetch, quantize, rope
+from kernels_numba.layouts import PLANES
+from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, prefetch, quantize, rope, screen
 from tests.backends.test_numba import CASES, model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,10 +39,15 @@ OPERANDS = {
     "ops.quantize.quantize": quantize.QUANTIZE_OPERANDS, "ops.elementwise.add": elementwise.ADD_OPERANDS, "ops.elementwise.scale": elementwise.SCALE_OPERANDS,
     "ops.elementwise.softcap": elementwise.SOFTCAP_OPERANDS, "ops.elementwise.select_outputs": elementwise.SELECT_OUTPUTS_OPERANDS,
     "ops.elementwise.check_logits": elementwise.CHECK_LOGITS_OPERANDS, "ops.prefetch.prefetch_weights": prefetch.PREFETCH_WEIGHTS_OPERANDS,
-    "ops.greedy.choose_tokens": greedy.CHOOSE_TOKENS_OPERANDS,
+    "ops.greedy.choose_tokens": greedy.CHOOSE_TOKENS_OPERANDS, "ops.screen.output_matrix": screen.OUTPUT_MATRIX_OPERANDS,
+    "ops.screen.check_output": screen.CHECK_OUTPUT_OPERANDS, "ops.screen.choose_output": screen.CHOOSE_OUTPUT_OPERANDS,
 }  # fmt: skip
-READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values", "block_maxima"}
+READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values", "block_maxima", "input_blocks"}
 WRITTEN = {"output", "blocks", "maxima"}
+SCREENED = {  # what those kernels read and write beside
+    "ops.screen.output_matrix": ((), ("bounds", "bound_maxima")), "ops.screen.check_output": (("bound_maxima",), ("best",)),
+    "ops.screen.choose_output": (("best",), ()),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,31 +76,38 @@ def program_of(case: tuple[str, str, bool], fused: bool = True) -> Program:
 
 def access(draft: Draft) -> Access:
     kernel = f"{draft.kernel.module}.{draft.kernel.function}"
-    operands = dict(zip(OPERANDS[kernel], draft.operands, strict=True))
-    quantized_input = kernel == "ops.linear.linear"
-    per_output = operands.get("per_output", 0) == 1 or kernel.endswith(("select_outputs", "check_logits", "choose_tokens"))
+    names = embedding.EMBEDDING_PLANES_OPERANDS if kernel == "ops.embedding.embedding" and PLANES in draft.kernel.tags else OPERANDS[kernel]
+    operands = dict(zip(names, draft.operands, strict=True))
+    quantized_input = draft.is_linear and kernel != "ops.linear.linear_float"
+    per_output = operands.get("per_output", 0) == 1 or kernel.endswith(("select_outputs", "check_logits", "choose_tokens", "_output"))
+    more_read, more_written = SCREENED.get(kernel, ((), ()))
 
     def extent(name: str, rows: int) -> Range | None:
         place = operands[name]
         if not (isinstance(place, Address) and place.kind == "slot"):
             return None
         assert isinstance(place.key, Slot)
-        is_blocks = name == "blocks" or (name == "output" and kernel in ("ops.quantize.quantize", "ops.activation.activation_quantize"))
+        sizes = {"best": WORKERS * screen.BEST_BYTES}
+        if kernel == "ops.screen.output_matrix":
+            sizes["bounds"] = WORKERS * int(str(operands["bounds_bytes"]))
+        if name in sizes:
+            return place.key.offset, place.key.offset + sizes[name]
+        is_blocks = name in ("blocks", "input_blocks") or (name == "output" and kernel in ("ops.quantize.quantize", "ops.activation.activation_quantize"))
         if is_blocks or (name == "input" and quantized_input):
-            width = operands["columns"] if name == "input" else operands["width"]
+            width = operands["columns"] if name.startswith("input") else operands["width"]
             assert isinstance(width, int)
             return place.key.offset, place.key.offset + blocks_bytes(rows, width)
         stride = operands["residual_stride" if name == "residual" else f"{name}_stride"]
         assert isinstance(stride, int)
-        return place.key.offset, place.key.offset + rows * stride
+        return place.key.offset, place.key.offset + (screen.SCREENED_ROWS if name == "bound_maxima" else rows) * stride
 
     reads, writes = {}, {}
-    for name in READ & set(operands):
+    for name in (READ & set(operands)) | set(more_read):
         source_rows = ROWS if kernel.endswith("select_outputs") or not per_output else MAXIMUM_OUTPUT_ROWS
         found = extent(name, source_rows) if not (kernel.startswith("ops.embedding") and name == "table") else None
         if found is not None:
             reads[name] = found
-    for name in WRITTEN & set(operands):
+    for name in (WRITTEN & set(operands)) | set(more_written):
         found = extent(name, MAXIMUM_OUTPUT_ROWS if per_output else ROWS)
         if found is not None:
             writes[name] = found
@@ -232,8 +245,9 @@ def test_formats_that_are_read_as_blocks_are_quantized_first() -> None:
         written: set[int] = set()
         for draft in emitted(program_of(case, fused))[0].drafts:
             current = access(draft)
-            if current.kernel == "ops.linear.linear":
-                assert format_by_name(draft.kernel.tags[0]).quantized and current.reads["input"][0] in written, draft.label
+            if draft.is_linear and current.kernel != "ops.linear.linear_float":
+                assert draft.kernel.tags[0] == PLANES or format_by_name(draft.kernel.tags[0]).quantized
+                assert current.reads["input"][0] in written, draft.label
             if "quantize" in current.kernel:
                 written.update(start for start, _ in current.writes.values())
             else:

@@ -54,9 +54,18 @@ def test_windows_bound_the_bytes_of_the_cache(tmp_path: Path) -> None:
         assert work.store_bytes(number, 3) == 3 * each
         assert work.store_bytes(number, 10_000) == (store.window or 10_000) * each
     one, two = work.decode_bytes(4, 2), work.decode_bytes(4, 2, sequences=2)
+    assert work.left_out_bytes == 0
     own = 2 * work.embedding_row_bytes + work.cache_bytes(5) + work.cache_bytes(6)
     assert one == 2 * work.weight_bytes + own and two == one + own
     assert work.decode_bytes(4, 2, as_in_file=True) - one == 2 * (work.file_weight_bytes - work.weight_bytes)
+
+
+def test_greedy_decoding_of_few_sequences_leaves_a_plane_out(tmp_path: Path) -> None:
+    work = _work(tiny_llama(tmp_path / "tiny.gguf", weight_format="Q8_0"))
+    head = next(matrix for matrix in work.matrices.values() if matrix.per_output)
+    assert 0.35 < work.left_out_bytes / head.packed_bytes < 0.36
+    per_step = [(work.decode_bytes(4, 2, count) - work.decode_bytes(4, 1, count)) for count in (8, 9)]
+    assert per_step[1] - per_step[0] == work.left_out_bytes + work.embedding_row_bytes + work.cache_bytes(6)
 
 
 def test_limits_are_measured_in_every_pattern() -> None:

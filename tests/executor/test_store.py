@@ -303,6 +303,7 @@ KERNELS = [
     KernelName("ops.activation", "activation_quantize", ("silu",)),
     KernelName("ops.linear", "linear", ("Q4_K",)),
     KernelName("ops.pack", "pack", ("Q8_0",)),
+    KernelName("ops.pack", "pack_planes", ("q8_0_planes",)),
 ]
 
 
@@ -323,7 +324,7 @@ def test_the_digest_covers_every_module_that_a_compile_imports(kernel: KernelNam
     }  # fmt: skip
     imported = {name.removeprefix("kernels_numba.") for name in ran.stdout.split()} - loader
     covered = sources().modules(kernel, lowest_level())
-    if not kernel.tags or kernel.tags[0].islower():  # not a format: what `ops.tags` imports is not asked for members
+    if not kernel.tags or kernel.tags[0] in ("f16", "silu"):  # not a format: what `ops.tags` imports is not asked for members
         imported -= {"ops.linear", "ops.embedding", "layouts", "formats", "ops.variants", "ops.common", "executor.step"}
     assert imported <= covered
 

@@ -22,6 +22,7 @@ from kernels_numba.ops.linear import LINEAR_OPERANDS
 from kernels_numba.ops.reference import quantize as quantized_rows
 from kernels_numba.ops.reference import tile_width
 from tests.kernels.support import Memory, PagedStore, StepWords, every_level, float_bits, run
+from tests.kernels.test_screen import output, pack_planes
 from tests.kernels.weights import FORMATS, half_positions, levels_and_formats, pack
 
 GOLDEN = Path(__file__).parent / "golden_bits.json"
@@ -197,6 +198,14 @@ def compare(name: str, actual: str) -> None:
     assert golden["hashes"][name] == actual, "the arithmetic changed: see the top of this file"
 
 
+def bounds(level: str) -> NDArray:
+    """Of the same matrix in two planes, what its upper plane says of 1, 4 and 5 tokens."""
+    packed, memory = pack_planes(level, fixed_weights("Q8_0", 35, 512), 512, 2)
+    results = [output(level, packed, 35, fixed_values(tokens, 512, 8), screened=True, workers=2).output.reshape(-1) for tokens in (1, 4, 5)]
+    memory.check()
+    return np.concatenate(results)
+
+
 @every_level
 @pytest.mark.parametrize("name", CALLS)
 def test_golden_bits(level: str, name: str) -> None:
@@ -208,5 +217,13 @@ def test_golden_bits_of_linear(level: str, format_name: str) -> None:
     compare(f"linear {format_name}", bits(linear(level, format_name)))
 
 
+@every_level
+def test_golden_bits_of_bounds_and_of_logits_from_two_planes(level: str) -> None:
+    compare("bounds Q8_0", bits(bounds(level)))
+    packed, _ = pack_planes(level, fixed_weights("Q8_0", 35, 512), 512)
+    logits = [output(level, packed, 35, fixed_values(tokens, 512, 8), screened=False, workers=2).output.reshape(-1) for tokens in (1, 5, 17)]
+    compare("linear Q8_0", bits(np.concatenate(logits)))
+
+
 def test_golden_file_has_nothing_else() -> None:
-    assert set(json.loads(GOLDEN.read_text())["hashes"]) == {*CALLS, *(f"linear {name}" for name in FORMATS)}
+    assert set(json.loads(GOLDEN.read_text())["hashes"]) == {"bounds Q8_0", *CALLS, *(f"linear {name}" for name in FORMATS)}

@@ -28,7 +28,7 @@ def test_tokens_come_in_bursts_but_the_first_two_alone() -> None:
     _, recorder = bench.submit(_prompt(20), 30, greedy=True)
     assert bench.run() == 1 + 1 + 4
     assert recorder.tokens == alone(_prompt(20), 30)
-    assert recorder.bursts == [MAXIMUM_PASSES] * 3 + [28 - 3 * MAXIMUM_PASSES]
+    assert recorder.bursts == [1] + [MAXIMUM_PASSES] * 3 + [28 - 3 * MAXIMUM_PASSES]
     assert bench.used == 0
 
 
@@ -136,10 +136,10 @@ def test_an_interrupted_burst_ends_after_a_token() -> None:
     bench.scheduler.interrupt_burst()
     bench.scheduler.step()
     bench.scheduler.step()
-    assert recorder.bursts == [MAXIMUM_PASSES, 1, 1]
+    assert recorder.bursts == [1, MAXIMUM_PASSES, 1, 1]
     bench.scheduler.allow_bursts()
     bench.run()
-    assert recorder.bursts[3] == MAXIMUM_PASSES and recorder.tokens == alone(_prompt(20), 60)
+    assert recorder.bursts[4] == MAXIMUM_PASSES and recorder.tokens == alone(_prompt(20), 60)
 
 
 def test_cancelling_between_bursts_gives_everything_back() -> None:

@@ -17,6 +17,7 @@ from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
 from edgeinfer.backends.numba.drafts import Address, Draft
 from edgeinfer.backends.numba.emit import DRAWING_KERNELS, Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
+from edgeinfer.backends.numba.screening import Screening
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
 from edgeinfer.core import env, host
@@ -32,6 +33,7 @@ from kernels_numba.executor.store import BUILT_IN_PACK, KernelName, KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
+from kernels_numba.layouts import TILE_ROWS
 from kernels_numba.ops.cache_types import PAGE_POSITIONS
 from kernels_numba.ops.draws import draw_records
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
@@ -145,7 +147,8 @@ def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
 
 def weights_identity(file: GGUFFile, weights: WeightPlan) -> str:
     """What packed weights on disk must have been made from."""
-    return identity(file, weights.layout.offsets, sorted({weight.format_name for weight in weights.packed}))
+    forms = [("in two planes", weights.layout.packed[weights.planes])] if weights.planes is not None else []
+    return identity(file, [*weights.layout.offsets, *forms], sorted({weight.format_name for weight in weights.packed}))
 
 
 def _pages(tokens: int) -> int:
@@ -207,6 +210,7 @@ class NumbaBackend:
             drawing = self._entries(emitter.drawing_drafts(), self._weights, caches, arena)
             self._make_drawing_tape = lambda: Tape.build([*entries[:-1], *drawing, entries[-1]], {**addresses, **load_kernels(DRAWING_KERNELS)})
             self._drawing_tape: Tape | None = None
+            self._screening = self._make_screening(emitter, self._weights, arena)
             self._reads = [(draft.matrices, draft.cache_stores) for draft in emitter.drafts]
         except BaseException:
             self.close()
@@ -274,6 +278,14 @@ class NumbaBackend:
             renew(stored_path(file), weights_identity(file, decided.weights), weights.memory, decided.stored_problem)
         return weights
 
+    @staticmethod
+    def _make_screening(emitter: Emitter, weights: Weights, arena: Region) -> Screening | None:
+        """None where greedy tokens take all logits."""
+        matrix = next((weight for operation in emitter.program.operations for weight in operation.weights if weight.name == emitter.planes), None)
+        if matrix is None or not weights.has_bounds(matrix):
+            return None
+        return Screening(arena.bytes[emitter.best.offset : emitter.best.offset + emitter.best.size], -(-matrix.shape[0] // TILE_ROWS))
+
     def _entries(self, drafts: Sequence[Draft], weights: Weights, caches: list[Region], arena: Region) -> list[TapeEntry]:
         """The drafts with their addresses."""
 
@@ -304,7 +316,7 @@ class NumbaBackend:
             refuse_undeclared(step, self.capabilities)
             return self._step_with_hidden(step)
         self._run(step, rows, self._tape)
-        return StepOutputs(self._logits[: len(rows)], rows, self._record.largest)
+        return StepOutputs(self._logits[: 0 if step.burst is not None and step.burst.draws is None else len(rows)], rows, self._record.largest)
 
     def _step_with_hidden(self, step: Step) -> StepOutputs:
         """A step of which some rows want their final normed state."""
@@ -324,13 +336,18 @@ class NumbaBackend:
         assert self._pool is not None
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
+        screening = None
         if step.burst is not None:
             refuse_impossible_burst(step, step.burst, self.capabilities)
             draws, uniforms = _draws(step.burst.draws)
-            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms)
             if draws is not None:
                 self._drawing_tape = tape = self._drawing_tape or self._make_drawing_tape()
+            elif self._screening is not None and self._screening.wants(step.rows):
+                screening = self._screening
+            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms, screening is not None)
         stopped = self._pool.run(tape, self._record)
+        if screening is not None:
+            screening.note(step.rows, self._record.passes_done)
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")
         if stopped is not None:

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from kernels_numba.executor.store import KernelName
-from kernels_numba.layouts import packed_layout
+from kernels_numba.layouts import PLANES, packed_layout, planes_layout
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,14 @@ class Draft:
     row_wise: bool = False  # see FLAG_ROW_WISE
 
     @property
+    def is_linear(self) -> bool:
+        """Whether all that it does with its first operand is to multiply by it."""
+        return self.kernel.module == "ops.linear" or self.kernel.function == "output_matrix"
+
+    @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of the packed matrices that it multiplies by. A look-up reads a row, a hint nothing."""
-        if self.kernel.module in ("ops.embedding", "ops.prefetch"):
+        """Names of the packed matrices that it reads whole. A look-up reads a row, a hint nothing."""
+        if not self.is_linear:
             return ()
         return tuple(str(operand.key) for operand in self.operands if isinstance(operand, Address) and operand.kind == "packed")
 
@@ -64,7 +69,7 @@ def with_hints(written: list[Draft]) -> list[Draft]:
     drafts: list[Draft] = []
     last_matrix = -1  # where the last linear operation is in `drafts`; -1: none yet
     for draft in written:
-        if draft.kernel.module == "ops.linear":
+        if draft.is_linear:
             if last_matrix < 0 or any(other.barrier_after for other in drafts[last_matrix:]):
                 drafts.insert(last_matrix + 1, _hint(draft))
                 if last_matrix >= 0:  # the hint takes over the barrier
@@ -80,5 +85,6 @@ def _hint(linear: Draft) -> Draft:
     """The hint at the matrix of a linear operation, without a barrier."""
     weights, row_tiles, columns = linear.operands[:3]
     assert isinstance(columns, int)
-    row_tile_bytes = packed_layout(linear.kernel.tags[0]).tile_bytes(columns)
+    tag = linear.kernel.tags[0]
+    row_tile_bytes = (planes_layout() if tag == PLANES else packed_layout(tag)).tile_bytes(columns)
     return Draft(KernelName("ops.prefetch", "prefetch_weights"), (weights, row_tiles, row_tile_bytes), f"hint at {linear.label}", False, linear.row_wise)

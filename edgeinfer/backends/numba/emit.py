@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from edgeinfer.backends.numba.arena import Arena, Slot, blocks_bytes, row_stride, rows_bytes
 from edgeinfer.backends.numba.drafts import READ_OWN, ROW_WISE, Address, Draft, Operand, Split, with_hints
 from edgeinfer.backends.numba.frequencies import rope_frequencies
+from edgeinfer.backends.numba.weights import matrix_in_planes
 from edgeinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS
 from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weight
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
-from kernels_numba.ops import activation, attention, draw_weights, elementwise, embedding, greedy, linear, norm, pages, quantize, rope, sampling
+from kernels_numba.layouts import PLANES, UPPER_PLANE
+from kernels_numba.ops import activation, attention, draw_weights, elementwise, embedding, greedy, linear, norm, pages, quantize, rope, sampling, screen
 from kernels_numba.ops.cache_types import CACHE_TYPES
 
 WEIGH_LOGITS, SAMPLE_TOKENS = KernelName("ops.draw_weights", "weigh_logits"), KernelName("ops.sampling", "sample_tokens")
@@ -57,6 +59,12 @@ class Emitter:
         self.attention_scratch_bytes = max(
             (attention.attention_scratch_bytes(store.key_size, store.value_size, context) for store in program.stores), default=0
         )
+        self.planes = matrix_in_planes(program)
+        self._bounds = self._bound_maxima = self.best = Slot(0)
+        if self.planes is not None:
+            self._bounds = self.arena.take(workers * blocks_bytes(screen.SCREENED_ROWS, program.hidden.width))
+            self._bound_maxima = self.arena.take(rows_bytes(screen.SCREENED_ROWS, screen.chunks_of(-(-program.vocabulary // 16))))
+            self.best = self.arena.take(workers * screen.BEST_BYTES)
         self.maxima = self.arena.take(rows_bytes(MAXIMUM_OUTPUT_ROWS, elementwise.maxima_width(program.vocabulary)))
         self.block_sums = self.arena.take(MAXIMUM_OUTPUT_ROWS * _block_sums_stride(program.vocabulary))
         self.sampling_scratch = self.arena.take(sampling.SAMPLING_SCRATCH_BYTES)
@@ -83,14 +91,24 @@ class Emitter:
     def _end_of_pass(self, logits: Value) -> None:
         """What stands between the logits and the next pass."""
         maxima, maxima_stride = Address("slot", self.maxima), row_stride(elementwise.maxima_width(logits.width))
-        source: dict[str, Operand] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
+        source: dict[str, Address | int] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
+        check, check_operands = KernelName("ops.elementwise", "check_logits"), list(elementwise.CHECK_LOGITS_OPERANDS)
+        choose, choose_operands = KernelName("ops.greedy", "choose_tokens"), list(greedy.CHOOSE_TOKENS_OPERANDS)
+        to_check: dict[str, Operand] = {}
+        to_choose: dict[str, Operand] = {}
+        if self.planes is not None:
+            check, check_operands = KernelName("ops.screen", "check_output", (PLANES,)), list(screen.CHECK_OUTPUT_OPERANDS)
+            choose, choose_operands = KernelName("ops.screen", "choose_output"), list(screen.CHOOSE_OUTPUT_OPERANDS)
+            to_check = self._output_operands(next(operation for operation in self.program.operations if operation.outputs[0] == logits))
+            to_check |= {"best": Address("slot", self.best)}
+            to_choose = {"best": Address("slot", self.best)}
         self._entry(
-            KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
-            writes=[self.maxima], split=None, **source, maxima=maxima, maxima_stride=maxima_stride,
+            check, check_operands, "check logits", reads=[self._rows_of(logits), self._bound_maxima], writes=[self.maxima, self.best], split=None, **source,
+            maxima=maxima, maxima_stride=maxima_stride, **to_check,
         )  # fmt: skip
         self._entry(
-            KernelName("ops.greedy", "choose_tokens"), greedy.CHOOSE_TOKENS_OPERANDS, "choose tokens", reads=[self._rows_of(logits), self.maxima],
-            writes=[], split=None, **source, block_maxima=maxima, block_maxima_stride=maxima_stride,
+            choose, choose_operands, "choose tokens", reads=[self._rows_of(logits), self.maxima, self.best], writes=[], split=None, **source,
+            block_maxima=maxima, block_maxima_stride=maxima_stride, **to_choose,
         )  # fmt: skip
 
     def drawing_drafts(self) -> list[Draft]:
@@ -108,6 +126,15 @@ class Emitter:
             Draft(SAMPLE_TOKENS, tuple(sample[name] for name in sampling.SAMPLE_TOKENS_OPERANDS), "sample tokens", barrier_after=False),
         ]
 
+    def _output_operands(self, operation: Operation) -> dict[str, Operand]:
+        """What the entries of an output matrix in two planes share."""
+        weight, source = operation.weights[0], operation.inputs[0]
+        return {
+            "weights": Address("packed", weight.name), "row_tiles": -(-weight.shape[0] // 16), "columns": weight.shape[1],
+            "input_blocks": self._at_blocks(source), "bound_maxima": Address("slot", self._bound_maxima),
+            "bound_maxima_stride": row_stride(screen.chunks_of(-(-weight.shape[0] // 16))),
+        }  # fmt: skip
+
     def logits_slot(self) -> Slot:
         return self._slots[self.program.logits, "rows"]
 
@@ -118,7 +145,7 @@ class Emitter:
     @property
     def hidden_end(self) -> int:
         """How many of the drafts make the final normed states: all before the output matrix."""
-        return max(index for index, draft in enumerate(self.drafts) if draft.kernel.module == "ops.linear")
+        return max(index for index, draft in enumerate(self.drafts) if draft.is_linear)
 
     # -- one method a kind of operation
 
@@ -126,12 +153,16 @@ class Emitter:
         table, output = operation.weights[0], operation.outputs[0]
         is_packed = any(other.kind == "linear" and other.weights[0].name == table.name for other in self.program.operations)
         function = "embedding" if is_packed else "embedding_mapped"
+        kernel = KernelName("ops.embedding", function if format_by_name(table.format_name).quantized else f"{function}_float", (table.format_name,))
+        names, more = list(embedding.EMBEDDING_OPERANDS), dict[str, Operand]()
+        if table.name == self.planes:
+            kernel = KernelName("ops.embedding", "embedding", (PLANES,))
+            names, more["row_tiles"] = list(embedding.EMBEDDING_PLANES_OPERANDS), -(-table.shape[0] // 16)
         self._entry(
-            KernelName("ops.embedding", function if format_by_name(table.format_name).quantized else f"{function}_float", (table.format_name,)),
-            embedding.EMBEDDING_OPERANDS, f"embedding {table.name}", reads=[], writes=[self._rows_of(output), self.scratch],
+            kernel, names, f"embedding {table.name}", reads=[], writes=[self._rows_of(output), self.scratch], split=None,
             table=Address("packed" if is_packed else "mapped", table.name), columns=table.shape[1],
             scale=float_operand(float(operation.attributes["scale"] or 1.0)), scratch=Address("slot", self.scratch),
-            output=self._at(output), output_stride=row_stride(output.width),
+            output=self._at(output), output_stride=row_stride(output.width), **more,
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -176,13 +207,22 @@ class Emitter:
         bias = operation.weights[1] if operation.attributes["has_bias"] else None
         residual = operation.inputs[1] if operation.attributes["has_residual"] else None
         reads = [self._blocks_of(source) if quantized else self._rows_of(source)] + ([self._rows_of(residual)] if residual is not None else [])
+        kernel, names = KernelName("ops.linear", "linear" if quantized else "linear_float", (weight.format_name,)), list(linear.LINEAR_OPERANDS)
+        writes = [self._rows_of(output)]
+        more: dict[str, Operand] = {}
+        if weight.name == self.planes:
+            kernel, names = KernelName("ops.screen", "output_matrix", (PLANES, UPPER_PLANE)), list(screen.OUTPUT_MATRIX_OPERANDS)
+            writes += [self._bounds, self._bound_maxima]
+            shared = self._output_operands(operation)
+            more = {name: shared[name] for name in ("bound_maxima", "bound_maxima_stride")} | {
+                "width": output.width, "bounds": Address("slot", self._bounds), "bounds_bytes": blocks_bytes(screen.SCREENED_ROWS, source.width),
+            }  # fmt: skip
         self._entry(
-            KernelName("ops.linear", "linear" if quantized else "linear_float", (weight.format_name,)), linear.LINEAR_OPERANDS, f"linear {weight.name}",
-            reads=reads, writes=[self._rows_of(output)], split=("columns", output.width), weights=Address("packed", weight.name),
+            kernel, names, f"linear {weight.name}", reads=reads, writes=writes, split=("columns", output.width), weights=Address("packed", weight.name),
             row_tiles=-(-weight.shape[0] // 16), columns=weight.shape[1], input=self._at_blocks(source) if quantized else self._at(source),
             input_stride=row_stride(source.width), bias=Address("rows", bias.name) if bias is not None else 0,
             residual=self._at(residual) if residual is not None else 0, residual_stride=row_stride(output.width),
-            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width),
+            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width), **more,
         )  # fmt: skip
         self._blocks_after(output)
 

@@ -5,6 +5,7 @@ Part of the portable target. The dot products go through the target's `dot_u8i8`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -70,6 +71,9 @@ class _Block:
     def scaled_sum(self, token: int) -> ir.Value:
         return _broadcast(self.e, *self._number(token, 36), F32X16)
 
+    def excess(self, token: int) -> ir.Value:
+        return _broadcast(self.e, *self._number(token, 40), I32X16)
+
     def minus_zero_times_sum(self, token: int, half: int | None, zero_shift: int) -> ir.Value:
         """The first value of an integer accumulator: -(2 ** zero_shift) * sum of the codes (of one half of the group)."""
         b = self.e.builder
@@ -81,11 +85,11 @@ class _Block:
         return splat(b, b.mul(total, I32(-(1 << zero_shift))), I32X16)
 
 
-def _after(e: Emission, scale: ir.Value, other: ir.Value, kinds: Kinds) -> ir.Value:
-    """The scale, for use when the other value is there. Where corrections by the zero start the sums, LLVM would start those of all tokens at once, and
-    spill; where the sums start from 0 its own order is as good."""
+def _after(e: Emission, scale: ir.Value, other: ir.Value, kinds: Kinds, ordered: bool) -> ir.Value:
+    """The scale, for use when the other value is there. Where something else than 0 starts the sums (`ordered`), LLVM would start those of all tokens at once,
+    and spill; where they start from 0 its own order is as good."""
     many = kinds[0].count > INTERLEAVED_TOKENS
-    return e.call("after", scale, other) if many and kinds[6].literal_value else scale
+    return e.call("after", scale, other) if many and ordered else scale
 
 
 def _token_groups(tokens: int, width: int) -> list[range]:
@@ -107,35 +111,50 @@ def _accumulate_type(arguments: Kinds) -> types.Type | None:
     return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 6)) else None
 
 
+def _accumulate(
+    e: Emission, kinds: Kinds, tile: ir.Value, weights: list[ir.Value], activations: _Block, start: Callable[[int], ir.Value], dot: str, scale: ir.Value,
+    ordered: bool, multiply: Callable[[ir.Value], ir.Value] | None = None,
+) -> ir.Value:  # fmt: skip
+    """For each token: tile += float32(start + sum of code * activation code) * (scale * activation scale). `ordered`: see `_after`; `multiply` is applied to
+    the sum, of a single token alone."""
+    b = e.builder
+    weights = [e.call("keep_in_register", weight) for weight in weights]
+    totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
+    for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
+        dots = {token: start(token) for token in tokens}
+        if kinds[0].count == 1:  # two chains: one of eight dot products is longer than the rest of a group's work
+            zero = ir.Constant(I32X16, [0] * 16)
+            chains = [zero if multiply else dots[0], zero]
+            for vector in range(8):
+                chains[vector % 2] = e.call(dot, chains[vector % 2], weights[vector], activations.codes(0, vector))
+            total = b.add(*chains)
+            dots[0] = b.add(multiply(total), dots[0]) if multiply else total
+        else:
+            for vector in range(8):
+                for token in tokens:
+                    dots[token] = e.call(dot, dots[token], weights[vector], activations.codes(token, vector))
+        for token in tokens:
+            scale = _after(e, scale, dots[token], kinds, ordered)
+            factor = b.fmul(scale, activations.scale(token))
+            totals[token] = e.call("fma", b.sitofp(dots[token], F32X16), factor, totals[token])
+            scale = _after(e, scale, totals[token], kinds, ordered)
+    return _finish(e, tile, totals)
+
+
 @typed_idiom(_accumulate_type)
 def tile_accumulate(
     e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, stride: ir.Value, shift: Any,
     scale: ir.Value,
 ) -> ir.Value:  # fmt: skip
     """For each token: tile += float32(sum of (code - zero) * activation code) * (scale * activation scale), the product of the scales rounded first."""
-    b = e.builder
     activations = _Block(e, block, kinds[3].literal_value, first, stride, kinds[0].count)
-    weights = [e.call("keep_in_register", b.extract_value(codes, vector)) for vector in range(8)]
-    dot = _dot(kinds[6].literal_value)
-    totals = [b.extract_value(tile, token) for token in range(kinds[0].count)]
-    for tokens in _token_groups(kinds[0].count, INTERLEAVED_TOKENS):
-        dots = {token: activations.minus_zero_times_sum(token, None, kinds[6].literal_value) for token in tokens}
-        if kinds[0].count == 1:  # two chains: one of eight dot products is longer than the rest of a group's work
-            second = ir.Constant(I32X16, [0] * 16)
-            for vector in range(0, 8, 2):
-                dots[0] = e.call(dot, dots[0], weights[vector], activations.codes(0, vector))
-                second = e.call(dot, second, weights[vector + 1], activations.codes(0, vector + 1))
-            dots[0] = b.add(dots[0], second)
-        else:
-            for vector in range(8):
-                for token in tokens:
-                    dots[token] = e.call(dot, dots[token], weights[vector], activations.codes(token, vector))
-        for token in tokens:
-            scale = _after(e, scale, dots[token], kinds)
-            factor = b.fmul(scale, activations.scale(token))
-            totals[token] = e.call("fma", b.sitofp(dots[token], F32X16), factor, totals[token])
-            scale = _after(e, scale, totals[token], kinds)
-    return _finish(e, tile, totals)
+    weights = [e.builder.extract_value(codes, vector) for vector in range(8)]
+    zero_shift = kinds[6].literal_value
+
+    def start(token: int) -> ir.Value:
+        return activations.minus_zero_times_sum(token, None, zero_shift)
+
+    return _accumulate(e, kinds, tile, weights, activations, start, _dot(zero_shift), scale, bool(zero_shift))
 
 
 @typed_idiom(_accumulate_type)
@@ -158,11 +177,31 @@ def tile_accumulate_sub_scales(
                     halves[token, half] = e.call(dot, halves[token, half], weights[part], activations.codes(token, part))
         for token in tokens:
             total = b.add(b.mul(halves[token, 0], low), b.mul(halves[token, 1], high))
-            scale = _after(e, scale, total, kinds)
+            scale = _after(e, scale, total, kinds, bool(kinds[6].literal_value))
             factor = b.fmul(scale, activations.scale(token))
             totals[token] = e.call("fma", b.sitofp(total, F32X16), factor, totals[token])
-            scale = _after(e, scale, totals[token], kinds)
+            scale = _after(e, scale, totals[token], kinds, bool(kinds[6].literal_value))
     return _finish(e, tile, totals)
+
+
+def _bound_type(arguments: Kinds) -> types.Type | None:
+    return arguments[0] if _is_tile(arguments[0]) and isinstance(arguments[3], types.IntegerLiteral) else None
+
+
+@typed_idiom(_bound_type)
+def tile_accumulate_bound(
+    e: Emission, kinds: Kinds, tile: ir.Value, codes: Any, block: ir.Value, width: Any, first: ir.Value, stride: ir.Value, scale: ir.Value
+) -> ir.Value:
+    """For each token: tile += float32(excess + sum of 8 * code * activation code) * (scale * activation scale), the product of the scales rounded first.
+    Codes are 0..31; `excess` is the first integer of a block's two (`ops.screen`)."""
+    b = e.builder
+    activations = _Block(e, block, kinds[3].literal_value, first, stride, kinds[0].count)
+    three = ir.Constant(I32X16, [3] * 16)  # nothing crosses from a byte to the next
+    weights = [b.extract_value(codes, vector) for vector in range(8)]
+    if kinds[0].count == 1:  # the sum is multiplied instead, for the sake of CPUs whose dot product of 8 bits takes twice as long as that of 7
+        return _accumulate(e, kinds, tile, weights, activations, activations.excess, "dot_u7i8", scale, True, lambda total: b.shl(total, three))
+    weights = [b.bitcast(b.shl(b.bitcast(weight, I32X16), three), I8X64) for weight in weights]
+    return _accumulate(e, kinds, tile, weights, activations, activations.excess, "dot_u8i8", scale, True)
 
 
 def _first_tile(arguments: Kinds) -> types.Type | None:
