@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeinfer.sampling import transforms
 from edgeinfer.sampling.transforms import candidates, draw, exponential, keep_min_p, keep_top_p, scale_temperature
 
 
@@ -111,3 +112,38 @@ def test_candidates_at_minus_infinity_are_never_drawn() -> None:
     ids = np.arange(3, dtype=np.int64)
     scores = np.array([-np.inf, 0.0, -np.inf])
     assert {draw(ids, scores, uniform) for uniform in (0.0, 0.3, 1 - 2**-53)} == {1}
+
+
+@pytest.mark.parametrize("top_k", [1, 40, 2047, 5000, 20_000])
+@pytest.mark.parametrize("levels", [3, 40, 10**6])
+def test_top_k_of_many_keeps_the_largest_and_of_equal_ones_the_lower_ids(top_k: int, levels: int) -> None:
+    logits = np.random.default_rng(levels).integers(0, levels, 20_001).astype(np.float32)
+    expected = np.sort(np.argsort(-logits, kind="stable")[:top_k])
+    assert candidates(logits, top_k)[0].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.5, 2.0, 5.0])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_what_the_machine_finds_is_what_the_definition_says(spread: float, rounded: bool) -> None:
+    """Of many candidates; where they are equal in groups, borders of the sums are met exactly and the definition has to decide."""
+    found = 0
+    for seed in range(12):
+        logits = spread * np.random.default_rng(seed).standard_normal(9000)
+        _, scores = candidates((np.round(logits) if rounded else logits).astype(np.float32), 0)
+        for top_p in (0.0, 0.05, 0.5, 0.95, 0.9999):
+            fast = transforms._nucleus_by_machine(scores, top_p)
+            found += fast is not None
+            assert fast is None or fast.tolist() == transforms._nucleus(scores, top_p).tolist()
+        cumulated = np.add.accumulate(exponential(scores))
+        for uniform in (0.0, 0.1 + seed / 20, 0.5, 1 - 2**-53):
+            index = transforms._drawn_by_machine(scores, uniform)
+            found += index is not None
+            assert index is None or index == np.searchsorted(cumulated, uniform * cumulated[-1], side="right")
+    assert found > 30
+
+
+def test_a_point_on_a_border_is_left_to_the_definition() -> None:
+    ids, scores = candidates(np.zeros(8192, np.float32), 0)
+    assert transforms._drawn_by_machine(scores, 0.5) is None and draw(ids, scores, 0.5) == 4096
+    assert transforms._drawn_by_machine(scores, 0.5 + 1e-6) == 4096
+    assert transforms._nucleus_by_machine(scores, 0.25) is None and len(keep_top_p(ids, scores, 0.25)[0]) == 2048
