@@ -21,7 +21,7 @@ from edgeinfer.backends.onnx.backend import OnnxBackend
 from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.growing_cache import GrowingCache
 from edgeinfer.backends.onnx.runs import runs_of
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError, StepAbortedError
 from edgeinfer.core.steps import SequenceTable, Step
 from edgeinfer.model.program import CacheStore
 from tests.backends.onnx_graphs import distance, reference
@@ -62,6 +62,33 @@ def test_a_batch_of_quantized_decodes_is_near_each_alone(provider: str | None, t
     again = driver.run(*[Rows(number, len(prompts[number]), [77]) for number in (3, 2, 0)])  # a hole between the slots
     assert all(distance(logits, alone[number]) < 0.02 for number, logits in zip((3, 2, 0), again, strict=True))
     driver.release(0, 2, 3)
+    backend.close()
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize("provider", [None, "cpu:dialect=opset21"])
+def test_an_aborted_step_can_be_run_again(provider: str | None, tmp_path: Path) -> None:
+    backend = load_backend("onnx", tiny_llama(tmp_path / "model.gguf", weight_format="Q4_1"), replace(OPTIONS, provider=provider))
+    driver = Driver(backend)
+    first, second = _tokens(40, 1), _tokens(40, 2)
+    driver.run(Rows(1, 0, first[:20], outputs=0))
+    parts = Rows(1, 20, first[20:], outputs=1), Rows(2, 0, second, outputs=1)
+    abort, runs = np.zeros(1, np.int64), 0
+    real = backend._run  # type: ignore[attr-defined]
+
+    def run(*arguments: object) -> None:
+        nonlocal runs
+        real(*arguments)
+        runs += 1
+        abort[0] = 1
+
+    backend._run = run  # type: ignore[attr-defined]
+    with pytest.raises(StepAbortedError):
+        backend.step(replace(driver.step(*parts), abort=abort))
+    assert runs == 1
+    del backend._run  # type: ignore[attr-defined]
+    found = driver.run(*parts)
+    assert distance(found[0], driver.whole(3, first)[-1:]) < 0.02 and distance(found[1], driver.whole(4, second)[-1:]) < 0.02
     backend.close()
 
 

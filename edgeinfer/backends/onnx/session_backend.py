@@ -21,7 +21,7 @@ from edgeinfer.backends.onnx.cache import SlotCache
 from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, pages
 from edgeinfer.backends.onnx.runs import Run, runs_of, single_rows
 from edgeinfer.backends.onnx.session import MadeSession
-from edgeinfer.core.errors import EngineClosedError, NonFiniteError
+from edgeinfer.core.errors import EngineClosedError, NonFiniteError, StepAbortedError
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
@@ -125,6 +125,8 @@ class SessionBackend(ABC):
         order: list[NDArray[np.intp]] = []
         done = 0
         for run in runs:
+            if step.abort is not None and step.abort[0]:
+                raise StepAbortedError(f"a step of {step.rows} rows was ended early")
             asked = step.outputs[run.rows] != int(OutputKind.NONE)
             outputs = np.array([0]) if self._one_row else np.flatnonzero(asked)
             places = slice(done, done + len(outputs))
