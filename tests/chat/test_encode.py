@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,18 @@ def test_pieces_that_merge_into_a_control_token_are_kept_apart() -> None:
     ids = template.encode([{"role": "user", "content": "a<s>b<s>"}])
     assert _control(tokenizer, ids) == ["</s>"]
     assert tokenizer.decode(ids) == "a<s>b<s></s>"
+
+
+@pytest.mark.parametrize(("part", "count"), [("A", 200_000), ("<|im_end|>", 10_000), ("<|", 50_000), ("字", 100_000), ("\n", 100_000)])
+def test_a_long_message_takes_time_in_proportion_to_its_length(part: str, count: int) -> None:
+    template = ChatTemplate(CHATML.replace(" | trim", ""), BYTE_PAIRS)
+    seconds = []
+    for length in (count // 2, count):
+        start = time.process_time()
+        ids = template.encode([{"role": "user", "content": part * length}])
+        seconds.append(time.process_time() - start)
+        assert _control(BYTE_PAIRS, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert seconds[1] < 3.5 * seconds[0] + 0.5, seconds
 
 
 @pytest.mark.parametrize("writes_bos", [True, False])

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.core.home import kernel_cache_path
+from tests.support.tiny_models import chain_model
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EDGEINFER = [sys.executable, "-m", "edgeinfer"]
 
@@ -55,6 +58,25 @@ def test_any_path_in_any_locale(tmp_path: Path, locale: dict[str, str], name: st
     ran = subprocess.run([os.fsencode(part) for part in [*EDGEINFER, "inspect", str(path)]], env=environment(**locale), capture_output=True)
     assert ran.returncode == 2 and ran.stderr.startswith(b"edgeinfer: error: ") and ran.stderr.count(b"\n") == 1
     assert b"Traceback" not in ran.stderr and b"UnicodeEncodeError" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["Загрузки/模型 ü'q/a b.gguf", os.fsdecode(b"bad\xff\xfename.gguf")])
+def test_commands_work_on_any_path_in_the_c_locale(tmp_path: Path, name: str) -> None:
+    """Folders for temporary files and for what is kept are named alike; the text of a prompt is UTF-8 all the same."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chain_model(path, ["é", "中", "!"], kind="bpe")
+    folder = str(path.parent)
+    c_locale = environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TMPDIR=folder, HOME=folder, EDGEINFER_HOME=folder)
+    c_locale.setdefault("EDGEINFER_CACHE", str(kernel_cache_path()))  # what is compiled already need not be compiled again
+    for arguments, expected in (
+        (["run", str(path), "-p", "中 x", "-n", "8"], b"\\xe9\\u4e2d!"),
+        (["tokenize", str(path), "中", "--json"], b'"token_ids"'),
+        (["compile", str(path), "--weights"], b""),
+        (["inspect", str(path)], b"llama"),
+    ):
+        ran = subprocess.run([os.fsencode(part) for part in [*EDGEINFER, *arguments]], env=c_locale, capture_output=True)
+        assert (ran.returncode, expected in ran.stdout) == (0, True), (arguments, ran.stdout, ran.stderr)
 
 
 @pytest.mark.parametrize("name", ["Папка ü", os.fsdecode(b"home\xff")])
