@@ -9,6 +9,7 @@ import pytest
 
 from edgeinfer.backends.llamacpp_vocabulary import LlamaCppVocabulary
 from edgeinfer.core.errors import ModelFileError
+from edgeinfer.gguf.writer import write_gguf
 
 
 @pytest.mark.llamacpp
@@ -25,6 +26,9 @@ def test_the_oracle_gives_the_expected_ids(name: str, llamacpp_models: Callable[
 
 @pytest.mark.llamacpp
 def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF nonsense")
-    with pytest.raises(ModelFileError, match="cannot open the vocabulary"):
-        LlamaCppVocabulary(tmp_path / "x.gguf")
+    (tmp_path / "stub.gguf").write_bytes(b"GGUF nonsense")
+    with pytest.raises(ModelFileError, match="is a stub of 13 bytes"):  # by our reader, which looks first
+        LlamaCppVocabulary(tmp_path / "stub.gguf")
+    write_gguf(tmp_path / "bare.gguf", {"general.architecture": "llama"}, {})
+    with pytest.raises(ModelFileError, match="cannot open the vocabulary of .*bare.gguf: .*(tokenizer|key)"):
+        LlamaCppVocabulary(tmp_path / "bare.gguf")
