@@ -20,9 +20,9 @@ F32 = np.float32
 COUNT = 256
 
 ELSEWHERE = {
-    "dot_u8i8", "dot_u7i8", "keep_in_register", "after",  # tests/simd/test_dot_products.py, and every linear kernel
+    "dot_u8i8", "dot_u7i8", "dot_i16", "keep_in_register", "after",  # tests/simd/test_dot_products.py, and every linear kernel
     "tile_zero", "tile_accumulate", "tile_accumulate_sub_scales", "tile_add_minimum", "tile_fma", "tile_store", "tile_store_codes",  # linear kernels
-    "tile_add",  # attention
+    "tile_add", "tile_zero_i32", "tile_dot_i16", "tile_scaled",  # attention
     "atomic_add", "atomic_load", "atomic_store", "pause", "call_kernel", "call_system", "call_clock",  # the executor
     "floating_point_mode", "set_floating_point_mode", "plain_floating_point_mode",
 }  # fmt: skip
@@ -201,6 +201,9 @@ def partial_idioms(simd, operands, step, worker, workers):
     simd.store_column_f32(columns, x)
     simd.store_column_f16(columns + 1024, x)
     simd.store_column_i8(columns + 1536, simd.round_i32(x))
+    simd.store_column_2xi16(columns + 1792, simd.round_i32(x))
+    simd.store_i16_apart(columns + 2304, simd.round_i32(x))
+    simd.store_i16x16(columns + 2368, simd.round_i32(x))
 
 
 @kernel_function
@@ -349,7 +352,7 @@ def test_partial_vectors_touch_nothing_else(level: str, lanes: int) -> None:
     memory = Memory()
     x = memory.copy(np.arange(1, kept + 1, dtype=F32))
     w = memory.copy(np.arange(1, kept + 1, dtype=np.float64) / 4)
-    output, step, columns = memory.allocate(4 * kept), memory.allocate(64), memory.allocate(1024 + 512 + 256)
+    output, step, columns = memory.allocate(4 * kept), memory.allocate(64), memory.allocate(1024 + 512 + 256 + 512 + 64 + 32)
     call(level, partial_idioms, [lanes, x.ctypes.data, w.ctypes.data, output.ctypes.data, columns.ctypes.data], step.ctypes.data)
     memory.check()
     padded = np.zeros(16, F32)
@@ -360,7 +363,14 @@ def test_partial_vectors_touch_nothing_else(level: str, lanes: int) -> None:
     whole[:, 0] = padded
     np.testing.assert_array_equal(columns[:1024].view(F32).reshape(16, 16), whole)
     np.testing.assert_array_equal(columns[1024:1536].view(np.float16).reshape(16, 16), whole)
-    np.testing.assert_array_equal(columns[1536:].view(np.int8).reshape(16, 16), whole)
+    np.testing.assert_array_equal(columns[1536:1792].view(np.int8).reshape(16, 16), whole)
+    codes = padded.astype(np.int16)
+    pairs = columns[1792:2304].view(np.int16).reshape(8, 32)
+    np.testing.assert_array_equal(pairs[:, :2].reshape(-1), codes)
+    apart = columns[2304:2368].view(np.int16).reshape(16, 2)
+    np.testing.assert_array_equal(apart[:, 0], codes)
+    np.testing.assert_array_equal(columns[2368:].view(np.int16), codes)
+    assert not pairs[:, 2:].any() and not apart[:, 1].any()
 
 
 @every_level

@@ -1,4 +1,4 @@
-"""The byte dot products: exact on every level that this machine runs, and made of the instructions that a level is there for."""
+"""The dot products of bytes and of pairs of 16 bits: exact on every level that this machine runs, and made of the instructions that a level is there for."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ def dot_of_seven_bits(simd, operands, step, worker, workers):
 
 
 @kernel_function
+def dot_of_pairs(simd, operands, step, worker, workers):
+    """Operands: count, totals int32[count, 16], x and y int16[count, 32], results int32[count, 16]."""
+    for i in range(simd.load_i64(operands)):
+        x = simd.load_i32x16(simd.load_i64(operands + 16) + 64 * i)
+        y = simd.load_i32x16(simd.load_i64(operands + 24) + 64 * i)
+        total = simd.load_i32x16(simd.load_i64(operands + 8) + 64 * i)
+        simd.store_i32x16(simd.load_i64(operands + 32) + 64 * i, simd.dot_i16(total, x, y))
+    return 0
+
+
+@kernel_function
 def dot_of_broadcast(simd, operands, step, worker, workers):
     """One vector of weights by the activations of 4 tokens, each 4 bytes for all rows."""
     weights = simd.load_i8x64(operands)
@@ -66,6 +77,35 @@ def test_dot_products_are_exact(level: Level, function, largest: int) -> None:
     products = unsigned.astype(np.int64) * signed
     expected = totals + products.reshape(COUNT, 16, 4).sum(2)
     assert np.array_equal(results, expected.astype(np.int32))
+
+
+@pytest.mark.parametrize("level", runnable_levels(), ids=lambda level: level.name)
+def test_dot_products_of_pairs_are_exact(level: Level) -> None:
+    random = np.random.default_rng(6)
+    x, y = aligned_zeros((COUNT, 32), np.int16), aligned_zeros((COUNT, 32), np.int16)
+    totals, results = aligned_zeros((COUNT, 16), np.int32), aligned_zeros((COUNT, 16), np.int32)
+    x[:], y[:] = random.integers(-32767, 32768, (2, COUNT, 32))
+    x[:4] = np.array([32767, -32767, 32767, 1])[:, None]
+    y[:4] = np.array([32767, -32767, -32767, -1])[:, None]
+    totals[4:] = random.integers(-(1 << 31), 1 << 31, (COUNT - 4, 16))
+    operands = np.array([COUNT, *(address_of(array) for array in (totals, x, y, results))], np.int64)
+    [address] = compile_kernels(level, [dot_of_pairs])
+    ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)(address_of(operands), 0, 0, 1)
+    expected = totals + (x.astype(np.int64) * y).reshape(COUNT, 16, 2).sum(2)
+    assert np.array_equal(results, expected.astype(np.int32))
+
+
+PAIRS = {
+    "x86_avx512vnni": "vpdpwssd", "x86_cascadelake": "vpdpwssd", "x86_avxvnni": "vpdpwssd", "x86_avx2": "vpmaddwd", "x86_portable": "pmaddwd",
+    "arm_i8mm": "smlal", "arm_dotprod": "smlal", "arm_neon": "smlal",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+def test_pairs_are_multiplied_by_the_instruction_of_the_level(level: Level) -> None:
+    from kernels_numba.executor.compile import assembly
+
+    assert PAIRS[level.name] in assembly(level, "dot_of_pairs", dot_of_pairs).split()
 
 
 INSTRUCTIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from kernels_numba.simd.targets.parts import I16X8, I32X4, by_parts, part
-from kernels_numba.simd.targets.portable import I8X64, I32, I32X16, I64, VOID, constant
+from kernels_numba.simd.targets.portable import I8X64, I16X16, I32, I32X16, I64, VOID, constant
 from kernels_numba.simd.targets.x86_avx2 import f16_to_f32, f32_to_f16, fma, fma_f32  # the same LLVM intrinsics
 from kernels_numba.simd.vocabulary import Emission, idiom
 
@@ -34,6 +34,19 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
     return b.sub(low, dot_u7i8(e, constant(I32X16, 0), b.and_(unsigned, constant(I8X64, 0x80)), signed))
 
 
+@idiom("i32x16(i32x16, i32x16, i32x16)")
+def dot_i16(e: Emission, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Low and high halves apart: the long multiplication wants 16-bit lanes side by side, and what is the same for several rows is moved once."""
+    b = e.builder
+
+    def quarter(total: ir.Value, first: ir.Value, second: ir.Value) -> ir.Value:
+        return b.add(total, e.llvm("llvm.aarch64.neon.smull.v4i32", I32X4, first, second))
+
+    for shift in (0, 16):
+        total = by_parts(e, 4, quarter, total, *(b.trunc(b.lshr(value, constant(I32X16, shift)), I16X16) for value in (x, y)))
+    return total
+
+
 @idiom("void()")
 def pause(e: Emission) -> None:
     e.llvm("llvm.aarch64.hint", VOID, I32(1))  # yield
@@ -49,4 +62,4 @@ def set_floating_point_mode(e: Emission, mode: ir.Value) -> None:
     e.llvm("llvm.aarch64.set.fpcr", VOID, mode)
 
 
-__all__ = ["dot_u7i8", "dot_u8i8", "f16_to_f32", "f32_to_f16", "floating_point_mode", "fma", "fma_f32", "pause", "set_floating_point_mode"]
+__all__ = ["dot_i16", "dot_u7i8", "dot_u8i8", "f16_to_f32", "f32_to_f16", "floating_point_mode", "fma", "fma_f32", "pause", "set_floating_point_mode"]

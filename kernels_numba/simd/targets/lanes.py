@@ -70,8 +70,21 @@ def store_column_i8(e: Emission, address: ir.Value, value: ir.Value) -> None:
     _store_column(e, address, e.builder.trunc(value, VECTORS["i8x16"].llvm), 16)
 
 
+@idiom("void(i64, i32x16)")
+def store_column_2xi16(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    """The low 16 bits of lanes 2i and 2i + 1 at address + 64 * i: a column of a matrix with rows of 16 pairs."""
+    halves = e.builder.trunc(value, VECTORS["i16x16"].llvm)
+    _store_column(e, address, e.builder.bitcast(halves, VECTORS["i32x8"].llvm), 64)
+
+
+@idiom("void(i64, i32x16)")
+def store_i16_apart(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    """The low 16 bits of lane i at address + 4 * i; the bytes between are not touched, which another worker may be writing."""
+    _store_column(e, address, e.builder.trunc(value, VECTORS["i16x16"].llvm), 4)
+
+
 def _store_column(e: Emission, address: ir.Value, value: ir.Value, stride: int) -> None:
-    for lane in range(16):
+    for lane in range(value.type.count):
         element = e.builder.extract_element(value, I32(lane))
         e.builder.store(element, e.pointer(address, element.type, stride * lane), align=1)
 

@@ -151,6 +151,12 @@ def store_i8x16(e: Emission, address: ir.Value, value: ir.Value) -> None:
 
 
 @idiom("void(i64, i32x16)")
+def store_i16x16(e: Emission, address: ir.Value, value: ir.Value) -> None:
+    """The low 16 bits of each lane, one after the other."""
+    _store(e, address, e.builder.trunc(value, I16X16))
+
+
+@idiom("void(i64, i32x16)")
 def store_i32x16(e: Emission, address: ir.Value, value: ir.Value) -> None:
     _store(e, address, value)
 

@@ -307,6 +307,15 @@ def dot_u7i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
     return e.call("dot_u8i8", total, unsigned, signed)
 
 
+@idiom("i32x16(i32x16, i32x16, i32x16)")
+def dot_i16(e: Emission, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """total[i] + the dot product of the two signed 16-bit halves of x[i] and y[i], modulo 2^32. No half is -32768."""
+    b = e.builder
+    sixteen = constant(I32X16, 16)
+    low = b.mul(b.ashr(b.shl(x, sixteen), sixteen), b.ashr(b.shl(y, sixteen), sixteen))
+    return b.add(total, b.add(low, b.mul(b.ashr(x, sixteen), b.ashr(y, sixteen))))
+
+
 @idiom("i8x64(i8x64)")
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     """The value itself. A target may hide where it came from, so that LLVM does not compute it again for each use."""

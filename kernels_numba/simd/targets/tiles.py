@@ -27,17 +27,24 @@ def _is_tile(kind: types.Type) -> bool:
     return isinstance(kind, types.UniTuple) and kind.dtype == VECTORS["f32x16"]
 
 
-def _tile_zero_type(arguments: Kinds) -> types.Type | None:
+def _zero_type(arguments: Kinds, vector: str) -> types.Type | None:
     if len(arguments) == 1 and isinstance(arguments[0], types.IntegerLiteral):
-        return types.UniTuple(VECTORS["f32x16"], arguments[0].literal_value)
+        return types.UniTuple(VECTORS[vector], arguments[0].literal_value)
     return None
 
 
-@typed_idiom(_tile_zero_type)
+@typed_idiom(lambda arguments: _zero_type(arguments, "f32x16"))
 def tile_zero(e: Emission, kinds: Kinds, count: ir.Value) -> ir.Value:
     """Accumulators of zero for `count` (a constant) tokens."""
     tokens = kinds[0].literal_value
     return ir.Constant(ir.ArrayType(F32X16, tokens), [ir.Constant(F32X16, [0.0] * 16)] * tokens)
+
+
+@typed_idiom(lambda arguments: _zero_type(arguments, "i32x16"))
+def tile_zero_i32(e: Emission, kinds: Kinds, count: ir.Value) -> ir.Value:
+    """Integer accumulators of zero for `count` (a constant) rows."""
+    rows = kinds[0].literal_value
+    return ir.Constant(ir.ArrayType(I32X16, rows), [ir.Constant(I32X16, [0] * 16)] * rows)
 
 
 def _broadcast(e: Emission, address: ir.Value, offset: int, vector: ir.VectorType) -> ir.Value:
@@ -224,6 +231,41 @@ def tile_fma(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, addres
         parts.append(e.call("fma", vector, _broadcast(e, address, 0, F32X16), e.builder.extract_value(tile, token)))
         address = e.builder.add(address, stride)
     return _finish(e, tile, parts)
+
+
+def _is_integer_tile(kind: types.Type) -> bool:
+    return isinstance(kind, types.UniTuple) and kind.dtype == VECTORS["i32x16"]
+
+
+def _integer_tile(arguments: Kinds) -> types.Type | None:
+    return arguments[0] if _is_integer_tile(arguments[0]) else None
+
+
+@typed_idiom(_integer_tile)
+def tile_dot_i16(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, address: ir.Value, stride: ir.Value) -> ir.Value:
+    """For each row r: tile[r] = dot_i16(tile[r], vector, the two int16 at address + r * stride)."""
+    parts = []
+    for row in range(kinds[0].count):
+        parts.append(e.call("dot_i16", e.builder.extract_value(tile, row), vector, _broadcast(e, address, 0, I32X16)))
+        address = e.builder.add(address, stride)
+    return _finish(e, tile, parts)
+
+
+def _scaled_type(arguments: Kinds) -> types.Type | None:
+    return types.UniTuple(VECTORS["f32x16"], arguments[0].count) if _is_integer_tile(arguments[0]) else None
+
+
+@typed_idiom(_scaled_type)
+def tile_scaled(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, address: ir.Value, stride: ir.Value) -> ir.Value:
+    """A tile of float32: float32(tile[r]) * vector * float32 at address + r * stride, rounded each time."""
+    b = e.builder
+    rows = kinds[0].count
+    result = ir.Constant(ir.ArrayType(F32X16, rows), ir.Undefined)
+    for row in range(rows):
+        value = b.fmul(b.sitofp(b.extract_value(tile, row), F32X16), vector)
+        result = b.insert_value(result, b.fmul(value, _broadcast(e, address, 0, F32X16)), row)
+        address = b.add(address, stride)
+    return result
 
 
 def _store_type(arguments: Kinds) -> types.Type | None:

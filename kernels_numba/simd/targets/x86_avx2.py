@@ -50,3 +50,12 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
     b = e.builder
     low = dot_u7i8(e, total, b.and_(unsigned, constant(I8X64, 0x7F)), signed)
     return dot_u7i8(e, low, b.and_(unsigned, constant(I8X64, 0x80)), signed)
+
+
+@idiom("i32x16(i32x16, i32x16, i32x16)")
+def dot_i16(e: Emission, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    def half(total: ir.Value, first: ir.Value, second: ir.Value) -> ir.Value:
+        pairs = (e.builder.bitcast(value, I16X16) for value in (first, second))
+        return e.builder.add(total, e.llvm("llvm.x86.avx2.pmadd.wd", I32X8, *pairs))
+
+    return by_parts(e, 2, half, total, x, y)

@@ -20,6 +20,11 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
 dot_u7i8 = dot_u8i8
 
 
+@idiom("i32x16(i32x16, i32x16, i32x16)")
+def dot_i16(e: Emission, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    return e.llvm("llvm.x86.avx512.vpdpwssd.512", I32X16, total, x, y)
+
+
 @idiom("i8x64(i8x64)")
 def keep_in_register(e: Emission, value: ir.Value) -> ir.Value:
     hide = ir.InlineAsm(ir.FunctionType(I8X64, [I8X64]), "", "=v,0", side_effect=False)

@@ -17,3 +17,8 @@ def dot_u8i8(e: Emission, total: ir.Value, unsigned: ir.Value, signed: ir.Value)
 
 
 dot_u7i8 = dot_u8i8
+
+
+@idiom("i32x16(i32x16, i32x16, i32x16)")
+def dot_i16(e: Emission, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    return by_parts(e, 2, lambda *halves: e.llvm("llvm.x86.avx512.vpdpwssd.256", I32X8, *halves), total, x, y)

@@ -1,14 +1,25 @@
-"""Any x86-64: the portable arithmetic, with this family's spin hint and floating-point control word (MXCSR)."""
+"""Any x86-64: the portable arithmetic, with the dot product of 16-bit pairs that every one has, this family's spin hint and its floating-point control
+word (MXCSR)."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 from numba.core import cgutils
 
+from kernels_numba.simd.targets.parts import I16X8, I32X4, by_parts
 from kernels_numba.simd.targets.portable import I32, I64, VOID
 from kernels_numba.simd.vocabulary import Emission, idiom
 
 BASE = "portable"
+
+
+@idiom("i32x16(i32x16, i32x16, i32x16)")
+def dot_i16(e: Emission, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    def quarter(total: ir.Value, first: ir.Value, second: ir.Value) -> ir.Value:
+        pairs = (e.builder.bitcast(value, I16X8) for value in (first, second))
+        return e.builder.add(total, e.llvm("llvm.x86.sse2.pmadd.wd", I32X4, *pairs))
+
+    return by_parts(e, 4, quarter, total, x, y)
 
 
 @idiom("void()")
