@@ -11,12 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, OutputKind, Step, StepOutputs, can_be_drawn
-
-CACHE_TYPES = ("f16", "f32", "q8_0")
-"""What keys and values may be kept as. q8_0: a byte each and a half-float scale for up to 32."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class BackendOptions:
     maximum_step_rows: int = 512  # rows of a step (the chunk of a prefill)
     maximum_sequences: int = 32
     instruction_set: str | None = None  # a level's name, to force it
-    cache_type: str = "f16"  # of CACHE_TYPES
+    cache_type: str = DEFAULT_CACHE_TYPE  # of CACHE_TYPES
     profile: bool = False  # time every operation of a step, for backends that can: see `ProfilingBackend`
     provider: str | None = None  # of ONNX Runtime, for the backend onnx: `NAME[:key=value,...]`, or auto
     minimum_share: float | None = None  # of a graph's nodes, that the provider must run

@@ -70,6 +70,8 @@ class LlamaCppBackend:
         library = load_library()
         if options.instruction_set is not None:
             raise UnsupportedOptionError(f"instruction_set is {options.instruction_set!r}, but the llamacpp backend chooses its own; leave it out")
+        if options.cache_type not in _GGML_TYPES:
+            raise UnsupportedOptionError(f"cache_type is {options.cache_type!r}, but llama.cpp has {', '.join(_GGML_TYPES)}; choose one of these, or use numba")
         forget_log()
         parameters = library.llama_model_default_params()
         parameters.n_gpu_layers = 0

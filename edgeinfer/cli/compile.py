@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeinfer.cli import options
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 
 
 def compile_model(
@@ -16,7 +17,9 @@ def compile_model(
         list[str] | None, typer.Option("--level", help="instruction-set level to compile for; may be given several times; default: that of this machine")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="folder for the kernels; default: EDGEINFER_CACHE")] = None,
-    cache_type: Annotated[list[str] | None, typer.Option("--cache-type", help="type of the KV cache; may be given several times; default: f16")] = None,
+    cache_type: Annotated[
+        list[str] | None, typer.Option("--cache-type", help=f"type of the KV cache; may be given several times; default: {DEFAULT_CACHE_TYPE}")
+    ] = None,
     weights: Annotated[bool, typer.Option("--weights", help="keep packed weights on disk too: loading maps them, and takes as much room as the model")] = False,
     remove_weights: Annotated[bool, typer.Option("--remove-weights", help="remove the packed weights of this model, and do nothing else")] = False,
     as_json: options.AsJson = False,
@@ -39,7 +42,7 @@ def compile_model(
             print(f"removed {printable_path(removed)}" if removed is not None else f"there are no packed weights of {printable(model)}")
         return
     levels = levels_named(level or [])
-    needed = kernels_of(path, tuple(cache_type or ["f16"]))
+    needed = kernels_of(path, tuple(cache_type or [DEFAULT_CACHE_TYPE]))
     with ProgressReporter(printable(model)) as reporter:
         made = [make_kernels(needed, one, output) for one in levels]
         kept = keep_weights(path, lambda done, total: reporter.progress("packing", done, total)) if weights else None

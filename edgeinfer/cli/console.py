@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
 from edgeinfer.core.printable import printable
 
@@ -141,7 +142,7 @@ def loading(
     backend: str,
     context: int | None,
     threads: int | None,
-    cache_type: str = "f16",
+    cache_type: str = DEFAULT_CACHE_TYPE,
     provider: str | None = None,
     minimum_share: float | None = None,
 ) -> Iterator[Engine]:

@@ -12,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.backends.base import CACHE_TYPES, Backend, BackendOptions, Capabilities
+from edgeinfer.backends.base import Backend, BackendOptions, Capabilities
 from edgeinfer.backends.load import load_backend
+from edgeinfer.core.cache_types import CACHE_TYPES, DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import ContextLengthError, InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.requests import SamplingParams
@@ -77,7 +78,7 @@ class Engine:
         *,
         chunk: int | None = None,
         cache_tokens: int | None = None,
-        cache_type: str = "f16",
+        cache_type: str = DEFAULT_CACHE_TYPE,
         instruction_set: str | None = None,
         maximum_sequences: int | None = None,
         prefix_reuse: bool = True,
@@ -90,7 +91,7 @@ class Engine:
         `backend`: numba, llamacpp or onnx; auto: the fastest by measurement on this machine (`backend_choice` tells which, and why); fake: for tests.
         `context`: tokens that a prompt and its answer may have together; default: what the file was trained for, at most 4,096. `threads`: default:
         what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all sequences together may keep; default: decided by
-        the memory plan. `cache_type`: f16, f32 or q8_0. `instruction_set`: a level's name, to force it. `maximum_sequences`: sequences that run
+        the memory plan. `cache_type`: f16, f32, q8_0 or q16_0. `instruction_set`: a level's name, to force it. `maximum_sequences`: sequences that run
         together. `prefix_reuse`: False computes every prompt from its start; the answers are the same. `provider`: of ONNX Runtime, for the backend onnx:
         `NAME[:key=value,...]`, or auto; default: its CPU provider. `minimum_share`: of a graph's nodes, that the provider must run, between 0 and 1;
         `capabilities.placement` says who runs how many.

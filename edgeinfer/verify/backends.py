@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import BackendUnavailableError, InvalidRequestError, UnknownChoiceError, UnsupportedModelError
 from edgeinfer.verify.corpus import DEFAULT_TOKENS, GREEDY_PROMPTS, teacher_forcing_chunks
 from edgeinfer.verify.greedy import SPREAD_LIMIT, GreedySource, error_spread, row_at
@@ -38,7 +39,7 @@ class BackendsOptions:
     tokens: int = DEFAULT_TOKENS
     greedy_tokens: int = GREEDY_TOKENS
     threads: int | None = None
-    cache_type: str = "f16"
+    cache_type: str = DEFAULT_CACHE_TYPE
     provider: str | None = None  # of the backend onnx, and the share of the graph that it must run: see `BackendOptions`
     minimum_share: float | None = None
 

@@ -1,8 +1,9 @@
 """Attention over paged keys and values: who computes what. The steps within a span are in `attention_spans`, the pages in `pages`.
 
 Arithmetic (docs/arithmetic.md): queries are scaled once; a score is one fma chain over the head dimension; positions are grouped in spans of 256
-absolute positions; a span gives (maximum, sum of weights, weighted values), each in ascending positions, and spans fold in ascending order. How
-query rows and heads form units that share their loads, and which worker takes which unit or which spans of one, changes nothing.
+absolute positions; a span gives (maximum, sum of weights, weighted values), each in ascending positions, and spans fold in ascending order. The cache
+type has the steps within a span (`caches`): with `q16_0` these sum products of integers, in any order. How query rows and heads form units that share
+their loads, and which worker takes which unit or which spans of one, changes nothing.
 
 A *unit* is a query block (up to 8 rows of a sequence) with some heads of one kv head: up to 32 rows of one head each. The units' positions, one after
 the other, are cut into equal shares. A unit of one query row may be cut between spans, so that a long context with one kv head keeps all workers
@@ -11,23 +12,16 @@ busy: the worker that has its first spans folds them as always; the others keep 
 
 from __future__ import annotations
 
-import numpy as np
-
 from kernels_numba.executor.step import QUERY_BLOCK_COUNT, QUERY_BLOCKS
 from kernels_numba.ops.attention_spans import (
     LINE,
     SPAN,
     SPAN_PAGES,
     STATE_BYTES,
-    clear_weights,
     finish_row,
+    first_visible,
     fold_span,
-    score_row,
-    score_tile,
     state_stride,
-    value_tile,
-    value_tile_64,
-    weigh_row,
 )
 from kernels_numba.ops.cache_types import PAGE_POSITIONS
 from kernels_numba.ops.common import float_word, word
@@ -55,15 +49,7 @@ def attention_scratch_bytes(key_size: int, value_size: int, positions: int) -> i
     """Scratch of one worker for contexts of up to `positions`, in bytes (a multiple of 64). Its first 64 bytes must be 0 before the first step."""
     state = STATE_BYTES + 4 * value_size
     spans = -(-positions // SPAN)
-    return QUERIES_AT + UNIT_ROWS * (4 * key_size + SPAN_PAGES * LINE + 2 * state) + spans * SHARED_ROWS * state
-
-
-@kernel_function
-def first_visible(simd, slot, window):
-    """The first position that the row at `slot` sees."""
-    if window > 0:
-        return max(0, slot - window + 1)
-    return 0
+    return QUERIES_AT + UNIT_ROWS * (4 * key_size + LINE + SPAN_PAGES * LINE + 2 * state) + spans * SHARED_ROWS * state
 
 
 @kernel_function
@@ -74,7 +60,7 @@ def padded_rows(simd, rows):
 
 @kernel_function
 def scores_at(simd, scratch, key_size):
-    return scratch + QUERIES_AT + UNIT_ROWS * 4 * key_size
+    return scratch + QUERIES_AT + UNIT_ROWS * (4 * key_size + LINE)
 
 
 @kernel_function
@@ -90,20 +76,6 @@ def states_at(simd, scratch, key_size, value_size):
 @kernel_function
 def kept_states_at(simd, scratch, key_size, value_size):
     return states_at(simd, scratch, key_size, value_size) + UNIT_ROWS * state_stride(simd, value_size)
-
-
-@kernel_function
-def scale_queries(simd, queries, queries_stride, rows, heads, scale, key_size, lines, target):
-    """The unit's queries, scaled, in lines; zero in the rows that fill the last tile."""
-    for row in range(rows):
-        for head in range(heads):
-            query = queries + row * queries_stride + 4 * head * key_size
-            place = target + LINE * (row * heads + head)
-            for chunk in range(key_size // 16):
-                simd.store_f32x16(place + chunk * lines, simd.load_f32x16(query + LINE * chunk) * scale)
-    for chunk in range(key_size // 16):
-        for place in range(target + chunk * lines + LINE * rows * heads, target + (chunk + 1) * lines, LINE):
-            simd.store_f32x16(place, simd.splat_f32(np.float32(0)))
 
 
 @kernel_function
@@ -124,44 +96,44 @@ def tile_rows(simd, rows):
 def score_rows(simd, cache, tile, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores):
     """`score_tile` of a width known at run time."""
     if tile == 1:
-        score_row(simd, cache, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
+        cache.score_row(simd, cache, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
     elif tile == 4:
-        score_tile(simd, cache, 4, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
+        cache.score_tile(simd, cache, 4, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
     elif simd.tile_tokens >= 16:
         if tile == 8:
-            score_tile(simd, cache, 8, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
+            cache.score_tile(simd, cache, 8, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
         elif tile == 16:
-            score_tile(simd, cache, 16, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
+            cache.score_tile(simd, cache, 16, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
         else:
-            score_tile(simd, cache, 24, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
+            cache.score_tile(simd, cache, 24, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores)
 
 
 @kernel_function
-def sum_values(simd, cache, tile, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, states):
+def sum_values(simd, cache, tile, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, states, numbers):
     """`value_tile` of a width known at run time."""
     dimension = 0
     if tile == 1:
         while dimension + 64 <= value_size:
-            value_tile_64(
-                simd, cache, 1, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states
+            cache.value_tile_64(
+                simd, cache, 1, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states, numbers
             )  # fmt: skip
             dimension += 64
-        value_tile(simd, cache, 1, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states)
+        cache.value_tile(simd, cache, 1, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states, numbers)
     elif tile == 4:
         if simd.tile_tokens >= 16:
             while dimension + 64 <= value_size:
-                value_tile_64(
-                    simd, cache, 4, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states
+                cache.value_tile_64(
+                    simd, cache, 4, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states, numbers
                 )  # fmt: skip
                 dimension += 64
-        value_tile(simd, cache, 4, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states)
+        cache.value_tile(simd, cache, 4, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states, numbers)
     elif simd.tile_tokens >= 16:
         if tile == 8:
-            value_tile(simd, cache, 8, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, 0, states)
+            cache.value_tile(simd, cache, 8, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, 0, states, numbers)
         elif tile == 16:
-            value_tile(simd, cache, 16, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, 0, states)
+            cache.value_tile(simd, cache, 16, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, 0, states, numbers)
         else:
-            value_tile(simd, cache, 24, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, 0, states)
+            cache.value_tile(simd, cache, 24, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, 0, states, numbers)
 
 
 @kernel_function
@@ -171,6 +143,8 @@ def attend_span(
     """The states of a unit's rows over the span that starts at `origin`. Of rows that see none of it, the state is undefined."""
     queries = scratch + QUERIES_AT
     scores = scores_at(simd, scratch, key_size)
+    numbers = queries + key_size // 16 * lines
+    values_at = cache.head_bytes(simd, cache, key_size)
     stride = state_stride(simd, value_size)
     span_pages = pages + 4 * (origin // PAGE_POSITIONS)
     total = rows * heads
@@ -186,18 +160,9 @@ def attend_span(
                 bytes_per_page, key_size, scores + first_page * lines + LINE * row,
             )  # fmt: skip
         row += tile
-    first = max(first_visible(simd, slot, window) - origin, 0) // 16
-    end = (min(slot + rows - origin, SPAN) + 15) // 16
-    for row in range(rows):
-        low = max(first_visible(simd, slot + row, window) - origin, 0)
-        high = min(slot + row + 1 - origin, SPAN)
-        for place in range(row * heads, (row + 1) * heads):
-            if low < high:
-                weigh_row(simd, scores + LINE * place, lines, low, high, cap, states + place * stride)
-                clear_weights(simd, scores + LINE * place, lines, first, low // 16)
-                clear_weights(simd, scores + LINE * place, lines, (high + 15) // 16, end)
-            else:
-                clear_weights(simd, scores + LINE * place, lines, first, end)
+    cache.weigh(
+        simd, scores, lines, rows, heads, origin, slot, window, cap, states, numbers, span_pages, store, bytes_per_page, values_at, value_size
+    )  # fmt: skip
     row = 0
     while row < total:
         tile = tile_rows(simd, total - row)
@@ -205,8 +170,8 @@ def attend_span(
         high = min(slot + min(row + tile - 1, total - 1) // heads + 1 - origin, SPAN)
         if low < high:
             sum_values(
-                simd, cache, tile, scores + LINE * row, lines, low, high, span_pages, store, bytes_per_page, cache.head_bytes(simd, cache, key_size),
-                value_size, states + row * stride,
+                simd, cache, tile, scores + LINE * row, lines, low, high, span_pages, store, bytes_per_page, values_at, value_size,
+                states + row * stride, numbers + LINE * row,
             )  # fmt: skip
         row += tile
 
@@ -222,7 +187,7 @@ def attend(
     span_states = span_states_at(simd, scratch, key_size)
     states = states_at(simd, scratch, key_size, value_size)
     kept = kept_states_at(simd, scratch, key_size, value_size)
-    scale_queries(simd, queries, queries_stride, rows, heads, scale, key_size, lines, scratch + QUERIES_AT)
+    cache.prepare_queries(simd, queries, queries_stride, rows, heads, scale, key_size, lines, scratch + QUERIES_AT)
     for span in range(first_span, end_span):
         target = span_states
         if keep:

@@ -31,6 +31,20 @@ def state_stride(simd, value_size):
 
 
 @kernel_function
+def scale_queries(simd, queries, queries_stride, rows, heads, scale, key_size, lines, target):
+    """The unit's queries, scaled, in lines; zero in the rows that fill the last tile."""
+    for row in range(rows):
+        for head in range(heads):
+            query = queries + row * queries_stride + 4 * head * key_size
+            place = target + LINE * (row * heads + head)
+            for chunk in range(key_size // 16):
+                simd.store_f32x16(place + chunk * lines, simd.load_f32x16(query + LINE * chunk) * scale)
+    for chunk in range(key_size // 16):
+        for place in range(target + chunk * lines + LINE * rows * heads, target + (chunk + 1) * lines, LINE):
+            simd.store_f32x16(place, simd.splat_f32(np.float32(0)))
+
+
+@kernel_function
 def score_tile(simd, cache, width: Constant, queries, lines, pages, first_page, end_page, store, bytes_per_page, key_size, scores):
     """Scores of `width` rows over the pages [first_page, end_page); `scores` is where those of `first_page` go. `lines` are the bytes of a line of all
     rows: from 16 dimensions, or a page, to the next."""
@@ -102,6 +116,24 @@ def largest_score(simd, scores, lines, first, end):
 
 
 @kernel_function
+def largest_visible(simd, scores, lines, low, high, cap):
+    """The largest score of a row at the positions [low, high) of a span, in all lanes. Scores are capped in place, other lanes of their vectors are -inf."""
+    lowest = simd.splat_f32(NEGATIVE_INFINITY)
+    first = low // 16
+    end = (high + 15) // 16
+    if cap != np.float32(0):
+        for index in range(first, end):
+            simd.store_f32x16(scores + index * lines, capped(simd, simd.load_f32x16(scores + index * lines), simd.splat_f32(cap)))
+    if low % 16 != 0:  # lanes that are not visible, at the start of a window and at the end
+        place = scores + first * lines
+        simd.store_f32x16(place, simd.keep_lanes(simd.load_f32x16(place), low % 16, 16, lowest))
+    if high % 16 != 0:
+        place = scores + (end - 1) * lines
+        simd.store_f32x16(place, simd.keep_lanes(simd.load_f32x16(place), 0, high % 16, lowest))
+    return simd.splat_f32(simd.maximum_lanes(largest_score(simd, scores, lines, first, end)))
+
+
+@kernel_function
 def weigh_whole(simd, scores, lines, first, end, largest, total):
     """Weights of the vectors [first, end), all of whose positions are visible; returns `total` plus them. Four chains of operations are in flight."""
     index = first
@@ -140,19 +172,9 @@ def weigh_row(simd, scores, lines, low, high, cap, state):
     Writes (maximum, sum of weights) to `state`, each in all lanes.
     """
     zero = simd.splat_f32(np.float32(0))
-    lowest = simd.splat_f32(NEGATIVE_INFINITY)
     first = low // 16
     end = (high + 15) // 16
-    if cap != np.float32(0):
-        for index in range(first, end):
-            simd.store_f32x16(scores + index * lines, capped(simd, simd.load_f32x16(scores + index * lines), simd.splat_f32(cap)))
-    if low % 16 != 0:  # lanes that are not visible, at the start of a window and at the end
-        place = scores + first * lines
-        simd.store_f32x16(place, simd.keep_lanes(simd.load_f32x16(place), low % 16, 16, lowest))
-    if high % 16 != 0:
-        place = scores + (end - 1) * lines
-        simd.store_f32x16(place, simd.keep_lanes(simd.load_f32x16(place), 0, high % 16, lowest))
-    largest = simd.splat_f32(simd.maximum_lanes(largest_score(simd, scores, lines, first, end)))
+    largest = largest_visible(simd, scores, lines, low, high, cap)
     total = zero
     index = first
     if low % 16 != 0:
@@ -173,6 +195,38 @@ def weigh_row(simd, scores, lines, low, high, cap, state):
 
 
 @kernel_function
+def first_visible(simd, slot, window):
+    """The first position that the row at `slot` sees."""
+    if window > 0:
+        return max(0, slot - window + 1)
+    return 0
+
+
+@kernel_function
+def visible(simd, origin, slot, window):
+    """The positions [low, high) of the span from `origin` that the row at `slot` sees, counted from there."""
+    return max(first_visible(simd, slot, window) - origin, 0), min(slot + 1 - origin, SPAN)
+
+
+@kernel_function
+def weigh(simd, scores, lines, rows, heads, origin, slot, window, cap, states, numbers, pages, store, bytes_per_page, values_at, value_size):
+    """Scores of a unit's rows -> weights, 0 where a row sees nothing in the vectors that any row sees; maxima and sums to the states."""
+    stride = state_stride(simd, value_size)
+    first = max(first_visible(simd, slot, window) - origin, 0) // 16
+    end = (min(slot + rows - origin, SPAN) + 15) // 16
+    for row in range(rows):
+        low, high = visible(simd, origin, slot + row, window)
+        for place in range(row * heads, (row + 1) * heads):
+            weights = scores + LINE * place
+            if low < high:
+                weigh_row(simd, weights, lines, low, high, cap, states + place * stride)
+                clear_weights(simd, weights, lines, first, low // 16)
+                clear_weights(simd, weights, lines, (high + 15) // 16, end)
+            else:
+                clear_weights(simd, weights, lines, first, end)
+
+
+@kernel_function
 def clear_weights(simd, weights, lines, first, end):
     """Zeros for a row in the vectors [first, end) of a span."""
     for index in range(first, end):
@@ -181,7 +235,7 @@ def clear_weights(simd, weights, lines, first, end):
 
 @kernel_function
 def value_tile(
-    simd, cache, width: Constant, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states
+    simd, cache, width: Constant, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states, numbers
 ):  # fmt: skip
     """Sums over the positions [low, high) of a span of weight * value, from `dimension` on, into the states of `width` rows. `pages` is the span's part
     of the page table, `weights` those of its first page. Zeros come out as +0."""
@@ -201,7 +255,7 @@ def value_tile(
 
 @kernel_function
 def value_tile_64(
-    simd, cache, width: Constant, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states
+    simd, cache, width: Constant, weights, lines, low, high, pages, store, bytes_per_page, values_at, value_size, dimension, states, numbers
 ):  # fmt: skip
     """`value_tile` of the 64 dimensions from `dimension` at once, for few rows: whole cache lines are read, and a weight is used four times."""
     zero = simd.splat_f32(np.float32(0))

@@ -213,29 +213,47 @@ def cached(cache_type: str, x: Floats) -> Floats:
     return held.reshape(len(codes), -1)[:, : x.shape[-1]].reshape(x.shape)
 
 
-def _attend(query: Floats, keys: Floats, values: Floats, slot: int, window: int, cap: float) -> Floats:
-    """One row and head: query float32[key_size], scaled; keys float32[positions, key_size]; values float32[positions, value_size]."""
+Codes = tuple[NDArray[np.int64], Floats]
+"""Integer codes [..., size] and the float32[...] scales that they stand with."""
+
+
+def key_codes(x: Floats) -> Codes:
+    """Keys, or queries that are scaled, float32[..., size] as the cache type q16_0 has them."""
+    largest = np.abs(x).max(axis=-1)
+    scaled = largest >= F32(2.0**-100)
+    reciprocal = F32(1) / np.where(scaled, largest, F32(1))
+    squares: Floats = np.zeros((*x.shape[:-1], 16), F32)
+    for start in range(0, x.shape[-1], 16):
+        part = np.asarray(x[..., start : start + 16] * reciprocal[..., None], F32)
+        squares = fma(part, part, squares)
+    code = np.minimum(F32(32767), F32(46300) / np.sqrt(np.where(scaled, sum_lanes(squares), F32(1))))
+    inverse = np.where(scaled, code * reciprocal, F32(0))
+    return _round(x * inverse[..., None]).astype(np.int64), np.where(scaled, largest / code, F32(0))
+
+
+def value_codes(x: Floats) -> Codes:
+    """Values float32[..., size] as the cache type q16_0 has them."""
+    largest = np.abs(x).max(axis=-1)
+    scaled = largest >= F32(2.0**-100)
+    inverse = np.where(scaled, F32(8191) / np.where(scaled, largest, F32(1)), F32(0))
+    return _round(x * inverse[..., None]).astype(np.int64), np.where(scaled, largest / F32(8191), F32(0))
+
+
+def _attend(
+    score: Callable[[int, int], Floats], weigh: Callable[[Floats, int, int], Floats], slot: int, window: int, cap: float
+) -> Floats:  # fmt: skip
+    """One row and head. `score(low, high)` of these positions; `weigh(weights, low, high)` sums their values."""
     start = max(0, slot - window + 1) if window > 0 else 0
     state: tuple[Floats, Floats, Floats] | None = None
     for span in range(start // SPAN, slot // SPAN + 1):
         low, high = max(start, span * SPAN), min(slot + 1, (span + 1) * SPAN)
-        scores = np.zeros(high - low, F32)
-        for dimension, factor in enumerate(query):
-            scores = fma(keys[low:high, dimension], factor, scores)
+        scores = score(low, high)
         if cap:
             scores = softcap(scores, cap)
         largest = np.asarray(scores.max())
         weights = exp(scores - largest)
-        lanes = np.zeros((-(-high // 16) - low // 16) * 16, F32)
-        lanes[low % 16 : low % 16 + len(weights)] = weights
-        chain = np.zeros(16, F32)
-        for vector in lanes.reshape(-1, 16):
-            chain = chain + vector
-        total = sum_lanes(chain)
-        weighted = np.zeros(values.shape[1], F32)
-        for weight, value in zip(weights, values[low:high], strict=True):
-            weighted = fma(value, weight, weighted)
-        weighted = weighted + F32(0)
+        total = _sum_by_lanes(weights, low)
+        weighted = weigh(weights, low, high)
         if state is None:
             state = (largest, total, weighted)
         else:
@@ -244,6 +262,16 @@ def _attend(query: Floats, keys: Floats, values: Floats, slot: int, window: int,
             state = (new, fma(total, new_factor, state[1] * old_factor), fma(weighted, new_factor, state[2] * old_factor))
     assert state is not None
     return state[2] * (F32(1) / state[1])
+
+
+def _sum_by_lanes(weights: Floats, low: int) -> Floats:
+    """The sum of the weights of the positions from `low` on."""
+    lanes = np.zeros(-(-(low % 16 + len(weights)) // 16) * 16, F32)
+    lanes[low % 16 : low % 16 + len(weights)] = weights
+    chain = np.zeros(16, F32)
+    for vector in lanes.reshape(-1, 16):
+        chain = chain + vector
+    return sum_lanes(chain)
 
 
 def attention(queries: Floats, keys: Floats, values: Floats, slots: NDArray[np.int32], scale: float, window: int = 0, cap: float = 0.0) -> Floats:
@@ -255,7 +283,47 @@ def attention(queries: Floats, keys: Floats, values: Floats, slots: NDArray[np.i
         for head in range(heads):
             kv_head = head // (heads // keys.shape[1])
             query = queries[row, head] * F32(scale)
-            result[row, head] = _attend(query, keys[:, kv_head], values[:, kv_head], int(slots[row]), window, cap)
+
+            def score(low: int, high: int, query: Floats = query, kv_head: int = kv_head) -> Floats:
+                scores = np.zeros(high - low, F32)
+                for dimension, factor in enumerate(query):
+                    scores = fma(keys[low:high, kv_head, dimension], factor, scores)
+                return scores
+
+            def weigh(weights: Floats, low: int, high: int, kv_head: int = kv_head) -> Floats:
+                weighted = np.zeros(values.shape[2], F32)
+                for weight, value in zip(weights, values[low:high, kv_head], strict=True):
+                    weighted = fma(value, weight, weighted)
+                return weighted + F32(0)
+
+            result[row, head] = _attend(score, weigh, int(slots[row]), window, cap)
+    return result
+
+
+def attention_integers(queries: Floats, keys: Codes, values: Codes, slots: NDArray[np.int32], scale: float, window: int = 0, cap: float = 0.0) -> Floats:
+    """`attention` with the codes of the cache type q16_0."""
+    rows, heads, _ = queries.shape
+    result = np.zeros((rows, heads, values[0].shape[2]), F32)
+    for row in range(rows):
+        for head in range(heads):
+            kv_head = head // (heads // keys[0].shape[1])
+            query, query_scale = key_codes(queries[row, head] * F32(scale))
+
+            def score(low: int, high: int, query: NDArray[np.int64] = query, query_scale: Floats = query_scale, kv_head: int = kv_head) -> Floats:
+                dots = keys[0][low:high, kv_head] @ query
+                assert (np.abs(dots) < 2**31).all()
+                return dots.astype(F32) * keys[1][low:high, kv_head] * query_scale
+
+            def weigh(weights: Floats, low: int, high: int, kv_head: int = kv_head) -> Floats:
+                weights = weights * values[1][low:high, kv_head]
+                step = max(_sum_by_lanes(weights, low) * F32(1 / (2**18 - 256)), weights.max() * F32(1 / 32767))
+                if step < F32(2.0**-100):
+                    return np.zeros(values[0].shape[2], F32)
+                codes = _round(weights * (F32(1) / step)).astype(np.int64)
+                assert codes.sum() <= 2**18 and codes.max() <= 32767
+                return (codes @ values[0][low:high, kv_head]).astype(F32) * step
+
+            result[row, head] = _attend(score, weigh, int(slots[row]), window, cap)
     return result
 
 

@@ -4,13 +4,14 @@ looks for a compiled kernel reads this table too."""
 from __future__ import annotations
 
 VARIANTS: dict[str, tuple[str, str]] = {
-    "f16": ("ops.cache_types", "F16"),
-    "f32": ("ops.cache_types", "F32"),
+    "f16": ("ops.caches", "F16"),
+    "f32": ("ops.caches", "F32"),
     "gelu_erf": ("ops.activation", "GELU_ERF"),
     "gelu_tanh": ("ops.activation", "GELU_TANH"),
     "halves": ("ops.rope", "HALVES"),
     "neighbours": ("ops.rope", "NEIGHBOURS"),
-    "q8_0": ("ops.cache_types", "Q8_0"),
+    "q16_0": ("ops.caches", "Q16_0"),
+    "q8_0": ("ops.caches", "Q8_0"),
     "q8_0_planes": ("layouts.planes", "Q8_0_PLANES"),
     "q8_0_upper": ("layouts.planes", "Q8_0_UPPER"),
     "relu_squared": ("ops.activation", "RELU_SQUARED"),

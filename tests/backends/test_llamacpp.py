@@ -16,7 +16,15 @@ import pytest
 from edgeinfer import Engine
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.llamacpp import LlamaCppBackend
-from edgeinfer.core.errors import EdgeInferError, InvalidRequestError, MemoryPlanError, ModelFileError, NonFiniteError, StepAbortedError
+from edgeinfer.core.errors import (
+    EdgeInferError,
+    InvalidRequestError,
+    MemoryPlanError,
+    ModelFileError,
+    NonFiniteError,
+    StepAbortedError,
+    UnsupportedOptionError,
+)
 from edgeinfer.core.steps import OutputKind
 from tests.backends.support import Driver, Rows
 from tests.backends.test_contract import _equal, _tokens
@@ -44,6 +52,11 @@ def test_it_says_its_version_and_how_it_was_built(backend: LlamaCppBackend) -> N
     said = backend.capabilities.description
     assert said.startswith("llama.cpp ") and " of llama-cpp-python 0." in said
     assert "built with" in said and "REPACK" in said and "flash attention off" in said and " = " not in said
+
+
+def test_a_cache_type_of_ours_alone_is_refused(model: Path) -> None:
+    with pytest.raises(UnsupportedOptionError, match=r"'q16_0', but llama.cpp has f32, f16, q8_0; .* numba"):
+        LlamaCppBackend.load(model, BackendOptions(**{**OPTIONS, "cache_type": "q16_0"}))
 
 
 def test_any_shard_opens_a_split_model(model: Path, backend: LlamaCppBackend, tmp_path: Path) -> None:

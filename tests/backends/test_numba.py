@@ -105,9 +105,10 @@ def test_logits_are_close_to_the_reference(architecture: str, format_name: str, 
         assert error < 2e-5 and kl < 1e-9
     else:
         assert kl < 5e-3 and error < 0.1
-    with loaded(path, cache_type="f16") as driver:
-        found = driver.whole(1, ids)
-    assert divergence(expected, found) < (1e-5 if format_name in ("F32", "F16", "BF16") else 6e-3)
+    for cache_type in ("f16", "q16_0"):
+        with loaded(path, cache_type=cache_type) as driver:
+            found = driver.whole(1, ids)
+        assert divergence(expected, found) < (1e-5 if format_name in ("F32", "F16", "BF16") else 6e-3)
 
 
 # -- the same bits
@@ -130,7 +131,7 @@ def same(found: Logits, wanted: Logits) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("cache_type", ["f32", "f16"])
+@pytest.mark.parametrize("cache_type", ["f32", "f16", "q16_0"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_and_chunks_change_no_bit(architecture: str, format_name: str, tied: bool, cache_type: str, threads: int) -> None:
     wanted = expected(architecture, format_name, tied, cache_type)
@@ -143,7 +144,7 @@ def test_threads_and_chunks_change_no_bit(architecture: str, format_name: str, t
         same(last, wanted[-MAXIMUM_OUTPUT_ROWS:])
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q16_0"])
 def test_a_long_context_that_workers_share_changes_no_bit(cache_type: str) -> None:
     """Single rows at 1,090 positions and more: five spans, which three workers divide and the last of them folds."""
     ids, found = tokens(1100), []

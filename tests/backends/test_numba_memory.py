@@ -63,7 +63,7 @@ def measured(large: Path, cache_type: str) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0", "q16_0"])
 def test_the_plan_is_what_is_used(large: Path, cache_type: str) -> None:
     measured(large, cache_type)  # compiles what is missing: the plan is about a process that does not
     planned, planned_anonymous, growth, anonymous, file = (value / 1e6 for value in measured(large, cache_type))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kernels_numba.executor import step as step_words
 from kernels_numba.executor.store import KernelName, KernelStore
 from kernels_numba.ops import pages as pages_ops
+from kernels_numba.ops import reference
 from kernels_numba.ops.cache_types import head_bytes
 from kernels_numba.simd.levels import level_by_name
 from tests.support.kernels import runnable_levels
@@ -155,8 +156,8 @@ class PagedStore:
         self.cache_type = cache_type
         self.kv_heads, self.key_size, self.value_size = kv_heads, key_size, value_size
         self.page_bytes = pages_ops.page_bytes(cache_type, kv_heads, key_size, value_size)
-        self.bytes = memory.allocate(pages * self.page_bytes, 0xFF)  # of q8_0, scales of NaN
-        if cache_type != "q8_0":
+        self.bytes = memory.allocate(pages * self.page_bytes, 0xFF)  # of q8_0 and q16_0, scales of NaN
+        if cache_type in ("f16", "f32"):
             self.bytes.view(np.float16 if cache_type == "f16" else np.float32)[:] = np.nan
         self.address = self.bytes.ctypes.data
 
@@ -164,6 +165,9 @@ class PagedStore:
         """Keys [positions, kv_heads, key_size] and values of the first positions of a sequence, widened."""
         content = self.bytes.reshape(-1, self.kv_heads, self.page_bytes // self.kv_heads)[list(pages)]
         values_at = head_bytes(self.cache_type, self.key_size)
+        if self.cache_type == "q16_0":
+            (keys, key_scales), (values, value_scales) = self.read_codes(pages, positions)
+            return keys * key_scales[..., None], values * value_scales[..., None]
         keys, scales = self._elements(content[..., :values_at], self.key_size)
         keys = keys.reshape(-1, self.kv_heads, self.key_size, 16) * scales.reshape(-1, self.kv_heads, scales.shape[-1] // 16, 16).repeat(
             self._scaled, axis=2
@@ -175,6 +179,19 @@ class PagedStore:
         keys = keys.transpose(0, 3, 1, 2).reshape(-1, self.kv_heads, self.key_size)
         values = values.transpose(0, 2, 1, 3).reshape(-1, self.kv_heads, self.value_size)
         return keys[:positions], values[:positions]
+
+    def read_codes(self, pages: Sequence[int], positions: int) -> tuple[reference.Codes, reference.Codes]:
+        """Keys and values of q16_0, of [positions, kv_heads, size] each."""
+        content = self.bytes.reshape(-1, self.kv_heads, self.page_bytes // self.kv_heads)[list(pages)]
+        values_at = head_bytes(self.cache_type, self.key_size)
+        keys, values = (np.ascontiguousarray(part) for part in (content[..., :values_at], content[..., values_at:]))
+        key_codes = keys[..., :-64].view(np.int16).reshape(-1, self.kv_heads, self.key_size // 2, 16, 2).transpose(0, 3, 1, 2, 4)
+        value_codes = values[..., :-64].view(np.int16).reshape(-1, self.kv_heads, 8, self.value_size, 2).transpose(0, 2, 4, 1, 3)
+        scales = [part[..., -64:].view(np.float32).transpose(0, 2, 1).reshape(-1, self.kv_heads)[:positions] for part in (keys, values)]
+        codes = [
+            part.astype(np.int64).reshape(-1, self.kv_heads, size)[:positions] for part, size in ((key_codes, self.key_size), (value_codes, self.value_size))
+        ]
+        return (codes[0], scales[0]), (codes[1], scales[1])
 
     @property
     def _scaled(self) -> int:

@@ -42,6 +42,13 @@ CASES = [
     Case(heads=14, kv_heads=2, positions=24),
     Case(positions=300, heads=3, key_size=80, value_size=48, cache_type="q8_0"),
     Case(positions=600, heads=6, kv_heads=2, key_size=64, value_size=64, window=90, cache_type="q8_0"),
+    Case(cache_type="q16_0"),
+    Case(positions=530, heads=1, key_size=16, value_size=16, window=100, cache_type="q16_0"),
+    Case(positions=300, heads=3, key_size=80, value_size=48, cache_type="q16_0"),
+    Case(positions=600, heads=6, kv_heads=2, key_size=64, value_size=64, window=90, cache_type="q16_0"),
+    Case(positions=70, cap=5.0, value_size=80, factor=20.0, cache_type="q16_0"),
+    Case(positions=300, heads=4, key_size=256, value_size=256, factor=30.0, cache_type="q16_0"),
+    Case(positions=1290, heads=3, key_size=16, value_size=80, cache_type="q16_0"),
     Case(positions=1290, heads=3, key_size=16, value_size=80),
     Case(heads=19, key_size=16, value_size=16, positions=20),
 ]
@@ -93,9 +100,13 @@ class Sequences:
 
     def expected(self, sequence: int, slots: range) -> NDArray[np.float32]:
         case = self.case
-        keys, values = self.store.read(self.pages[sequence][1], self.lengths[sequence])
+        where = self.pages[sequence][1], self.lengths[sequence]
         queries = self.queries[sequence][slots.start : slots.stop].reshape(len(slots), case.heads, case.key_size)
-        result = reference.attention(queries, keys, values, np.array(slots, np.int32), case.scale, case.window, case.cap)
+        seen = np.array(slots, np.int32), case.scale, case.window, case.cap
+        if case.cache_type == "q16_0":
+            result = reference.attention_integers(queries, *self.store.read_codes(*where), *seen)
+        else:
+            result = reference.attention(queries, *self.store.read(*where), *seen)
         return result.reshape(len(slots), -1)
 
     def in_chunks(self, sequence: int, chunk: int, workers: int, block_rows: int = 8) -> NDArray[np.float32]:

@@ -21,7 +21,8 @@ from kernels_numba.simd.levels import LEVELS, level_by_name
 
 CALLS = {"x86_64": r"\bcall[ql]?\b", "aarch64": r"\b(bl|blr)\b"}
 KERNELS: list[tuple[KernelFunction, tuple[str, ...]]] = [
-    (attention, ("f16",)), (attention, ("q8_0",)), (store_keys_values, ("f16",)), (store_keys_values, ("q8_0",)),
+    (attention, ("f16",)), (attention, ("q8_0",)), (attention, ("q16_0",)),
+    (store_keys_values, ("f16",)), (store_keys_values, ("q8_0",)), (store_keys_values, ("q16_0",)),
     (rms_norm, ()), (rms_norm_quantize, ()), (quantize, ()),
     (rope_table, ()), (rope, ("halves",)), (rope, ("neighbours",)), (activation, ("gelu_erf",)), (activation_quantize, ("silu",)),
     (softcap, ()), (check_logits, ()), (output_matrix, ("q8_0_planes", "q8_0_upper")), (check_output, ("q8_0_planes",)),
@@ -81,9 +82,10 @@ def test_kernels_call_nothing(level: str, function: KernelFunction, tags: tuple[
     assert not re.search(CALLS[level_by_name(level).architecture], text)
 
 
-def test_attention_keeps_its_tiles_in_registers() -> None:
+@pytest.mark.parametrize(("cache_type", "instruction"), [("f16", r"vfmadd\w+"), ("q16_0", "vpdpwssd")])
+def test_attention_keeps_its_tiles_in_registers(cache_type: str, instruction: str) -> None:
     """The loops that multiply a tile move no vector to or from the stack."""
-    blocks = re.split(r"\n\.LBB\w+:", compiled("x86_avx512vnni", attention, ("f16",)))
-    loops = [block for block in blocks if len(re.findall(r"vfmadd\w+\s.*\{1to16\}", block)) >= 4]
+    blocks = re.split(r"\n\.LBB\w+:|\n\tj\w+", compiled("x86_avx512vnni", attention, (cache_type,)))
+    loops = [block for block in blocks if len(re.findall(rf"{instruction}\s.*\{{1to16\}}", block)) >= 4]
     assert len(loops) >= 8  # scores and values, of 4, 8, 16 and 24 rows
     assert not any(re.search(r"zmm\d+, -?\d*\(%rsp\)|-?\d*\(%rsp\), %zmm", block) for block in loops)

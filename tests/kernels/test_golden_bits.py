@@ -149,6 +149,7 @@ CALLS: dict[str, Callable[[Fixture], NDArray]] = {
     "select_outputs": select_outputs,
     "attention f16": attention("f16", 0, 0.0),
     "attention f32, window 50, cap 4": attention("f32", 50, 4.0),
+    "attention q16_0": attention("q16_0", 0, 0.0),
     "attention q8_0": attention("q8_0", 0, 0.0),
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edgeinfer.backends.numba.emit import page_bytes
 from edgeinfer.backends.numba.weights import file_bytes, matrix_in_planes
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from edgeinfer.model.program import CacheStore
@@ -71,7 +72,7 @@ class ProgramWork:
         return count * weights + sequences * own
 
 
-def count_work(program: Program, cache_type: str = "f16") -> ProgramWork:
+def count_work(program: Program, cache_type: str = DEFAULT_CACHE_TYPE) -> ProgramWork:
     """The counts of a program, with a cache of `cache_type`."""
     embedding_row = left_out = 0
     in_planes = matrix_in_planes(program)
@@ -103,7 +104,7 @@ def count_work(program: Program, cache_type: str = "f16") -> ProgramWork:
     )
 
 
-def work_of_file(model: Path, cache_type: str = "f16") -> ProgramWork:
+def work_of_file(model: Path, cache_type: str = DEFAULT_CACHE_TYPE) -> ProgramWork:
     """The counts of a model file, of which only metadata is read. Raises ModelFileError and UnsupportedModelError."""
     with GGUFFile.open(model) as file:
         return count_work(fuse(build_program(file)), cache_type)
