@@ -25,9 +25,15 @@ peer() { # NAME MODULE PACKAGE...
     fi
 }
 
-# a wheel that make test has built already spares some minutes; without one pip builds the newest version
-wheel=$(find .cache/wheels -name 'llama_cpp_python-*.whl' 2> /dev/null | sort | tail -n 1 || true) # the folder may be missing
-CMAKE_ARGS=${CMAKE_ARGS:--DGGML_NATIVE=ON} peer llamacpp llama_cpp "${wheel:-llama-cpp-python}"
+export CMAKE_ARGS=${CMAKE_ARGS:--DGGML_NATIVE=ON}
+if grep -qs amx_int8 /proc/cpuinfo; then
+    # with llama.cpp's AMX kernels, which the wheel of make test leaves out; optimized as usual they crash when GCC has built them (see prepare_tests.sh)
+    CXXFLAGS="${CXXFLAGS:-} -fno-tree-dse -fno-dse" peer llamacpp llama_cpp --no-cache-dir --no-binary llama-cpp-python llama-cpp-python
+else
+    # a wheel that make test has built already spares some minutes; without one pip builds the newest version
+    wheel=$(find .cache/wheels -name 'llama_cpp_python-*.whl' 2> /dev/null | sort | tail -n 1 || true) # the folder may be missing
+    peer llamacpp llama_cpp "${wheel:-llama-cpp-python}"
+fi
 peer ik_llamacpp ik_llama_cpp ik-llama-cpp-python
 peer openvino openvino_genai openvino-genai gguf
 peer onnxruntime_genai onnxruntime_genai onnxruntime-genai

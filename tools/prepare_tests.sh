@@ -46,10 +46,15 @@ else
             mkdir -p "$wheels"
             if ! ls "$wheels"/llama_cpp_python-*.whl > /dev/null 2>&1; then
                 echo "building llama-cpp-python (takes some minutes, once)" >&2
-                # by name, not from the archive: pip then finds what it has built for another checkout
+                # by name, not from the archive: pip then finds what it has built for another checkout. Where the processor has AMX it is built anew, without:
+                # GCC makes llama.cpp's AMX kernels crash, and one process cannot hold these and other users of the tile registers (see llamacpp_library).
                 version=$(basename "$(archive)" .tar.gz)
-                $python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "llama-cpp-python==${version#llama_cpp_python-}" \
-                    > .cache/llama-cpp-build.log 2>&1 || true
+                cache=() flags=${CXXFLAGS:-}
+                if grep -qs amx_int8 /proc/cpuinfo; then
+                    cache=(--no-cache-dir) flags="$flags -mno-amx-int8 -mno-amx-bf16 -mno-amx-tile"
+                fi
+                CXXFLAGS=$flags $python -m pip wheel --quiet --disable-pip-version-check "${cache[@]}" --no-deps --wheel-dir "$wheels" \
+                    "llama-cpp-python==${version#llama_cpp_python-}" > .cache/llama-cpp-build.log 2>&1 || true
             fi
             if ! ls "$wheels"/llama_cpp_python-*.whl > /dev/null 2>&1; then
                 leave_out "tests against llama.cpp: building llama-cpp-python failed (see .cache/llama-cpp-build.log)"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
-from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason, nonzero_callback, path_for_llamacpp
+from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason, model_parameters, nonzero_callback, path_for_llamacpp
 from edgeinfer.core import host
 from edgeinfer.core.errors import (
     EdgeInferError,
@@ -73,9 +73,7 @@ class LlamaCppBackend:
         if options.cache_type not in _GGML_TYPES:
             raise UnsupportedOptionError(f"cache_type is {options.cache_type!r}, but llama.cpp has {', '.join(_GGML_TYPES)}; choose one of these, or use numba")
         forget_log()
-        parameters = library.llama_model_default_params()
-        parameters.n_gpu_layers = 0
-        handle = library.llama_model_load_from_file(path_for_llamacpp(model), parameters)
+        handle = library.llama_model_load_from_file(path_for_llamacpp(model), model_parameters(library))
         if not handle:
             raise ModelFileError(f"llama.cpp cannot load {model}: {logged_reason()}")
         context = None

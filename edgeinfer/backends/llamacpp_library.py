@@ -75,6 +75,19 @@ def path_for_llamacpp(model: Path) -> bytes:
         return os.fsencode(file.path)
 
 
+def model_parameters(library: Any) -> Any:
+    """llama.cpp's defaults for loading a model, on the CPU alone and without its AMX kernels.
+
+    These set up a thread's tile registers once and for all, and rely on nobody else in the process doing so; and GCC leaves out most of what they set up, so
+    that builds by it end the process with an illegal instruction (llama.cpp's pull request 26954). Its switch takes the interleaved weights with it.
+    """
+    parameters = library.llama_model_default_params()
+    parameters.n_gpu_layers = 0
+    if b"AMX_INT8 = 1" in library.llama_print_system_info():
+        parameters.use_extra_bufts = False
+    return parameters
+
+
 def nonzero_callback(library: Any) -> Any:
     """An abort callback that says whether the memory which it is given, an int64 that is 0 or 1, is 1.
 
