@@ -16,6 +16,7 @@ import pytest
 from edgeinfer import Engine
 from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.llamacpp import LlamaCppBackend
+from edgeinfer.backends.llamacpp_library import load_library, model_parameters
 from edgeinfer.core.errors import (
     EdgeInferError,
     InvalidRequestError,
@@ -153,6 +154,15 @@ def test_reasons_are_those_of_the_own_thread(tmp_path: Path) -> None:
             first, second = pool.map(reason, missing)
             assert "attn_k.weight" in first and "ffn_up.weight" not in first.replace(str(missing[1]), "")
             assert "ffn_up.weight" in second and "attn_k.weight" not in second.replace(str(missing[0]), "")
+
+
+@pytest.mark.parametrize(("build", "interleaves"), [(b"CPU : AVX512 = 1 | AMX_INT8 = 1 | REPACK = 1", False), (b"CPU : AVX512 = 1 | REPACK = 1", True)])
+def test_amx_kernels_of_llama_cpp_stay_out_of_use(build: bytes, interleaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = load_library()
+    monkeypatch.setattr(library, "llama_print_system_info", lambda: build)
+    parameters = model_parameters(library)
+    assert parameters.use_extra_bufts == interleaves
+    assert parameters.n_gpu_layers == 0
 
 
 def test_hidden_states_of_a_step_above_the_room_for_outputs(backend: LlamaCppBackend) -> None:
