@@ -35,12 +35,11 @@ STEP_WORDS = (
     "draws",  # address of a record per output row that says how its token is drawn (`ops.sampling`); 0: all take their largest logit
     "uniforms",  # address of float64[passes, outputs] in [0, 1): the points of the draws
     "row_blocks",  # 0: workers share columns; else they share rows, cut into so many blocks (`row_blocks`)
-    "screened",  # 1: nobody wants the logits, so that tokens may be found from bounds of them (`ops.screen`)
 )
 
 (
     ROWS, TOKEN_IDS, ROPE_POSITIONS, SLOTS, ROW_SEQUENCES, OUTPUTS, OUTPUT_ROWS, QUERY_BLOCKS, QUERY_BLOCK_COUNT, PAGE_TABLES, CACHE_GROUPS, STATUS, CANCEL,
-    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT, DRAWS, UNIFORMS, ROW_BLOCKS, SCREENED,
+    PASSES_LEFT, PASSES_DONE, LARGEST, END_IDS, END_ID_COUNT, INTERRUPT, DRAWS, UNIFORMS, ROW_BLOCKS,
 ) = (8 * index for index in range(len(STEP_WORDS)))  # fmt: skip
 """Byte offsets of the words."""
 
@@ -139,7 +138,6 @@ class StepRecord:
         words[PASSES_LEFT // 8] = 1
         words[PASSES_DONE // 8] = 0
         words[DRAWS // 8] = 0
-        words[SCREENED // 8] = 0
         self._kept = (page_tables,)
 
     def make_burst(
@@ -149,11 +147,9 @@ class StepRecord:
         interrupt: NDArray[np.int64],
         draws: NDArray[np.float64] | None = None,
         uniforms: NDArray[np.float64] | None = None,
-        screened: bool = False,
     ) -> None:
         """Makes the step that was just filled a burst of up to `passes` passes: after each, every row goes on with the token of its largest logit, at the
         next position (`ops.greedy`). It ends early as the words of the record say; `interrupt` is int64[1], and anybody may write it at any time.
-        `screened`: see the word; it is for tapes that end in `ops.screen`.
 
         With `draws`, a record of `ops.sampling` for each row, and `uniforms`, float64[passes, rows], tokens are drawn instead.
 
@@ -172,7 +168,6 @@ class StepRecord:
         if draws is not None and uniforms is not None:
             words[DRAWS // 8] = address_of(draws)
             words[UNIFORMS // 8] = address_of(uniforms)
-        words[SCREENED // 8] = int(screened)
         self._kept = (*self._kept, end_ids, interrupt, draws, uniforms)
 
     @property

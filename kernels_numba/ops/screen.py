@@ -1,10 +1,8 @@
-"""The output matrix in two planes, and the end of a tape that has one: where nobody wants the logits, the largest is found from bounds of all and few logits.
+"""The end of a burst's tape where the output matrix lies in two planes: nobody wants the logits, so the largest is found from bounds of all and few of them.
 
 A pass over the upper plane of the codes (`layouts.planes`, 65 % of the bytes) gives each logit an upper bound; the logits of the row tile with the largest
 bound give a value that the best logit reaches; whole codes are then read of those row tiles alone that have a bound no smaller. `docs/arithmetic.md` says why
-no slack is needed for rounding. A step without the word `screened` takes the usual way: all logits, with the bits that the plain form of the matrix gives.
-
-The three kernels stand for `linear`, `check_logits` and `choose_tokens`, and their operands begin with those of these.
+no slack is needed for rounding. Steps that want logits use `linear`, which gives the bits of the plain form of the matrix.
 """
 
 from __future__ import annotations
@@ -13,23 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.executor.step import OUTPUTS, SCREENED, STATUS, STATUS_NON_FINITE
+from kernels_numba.executor.step import OUTPUTS, STATUS, STATUS_NON_FINITE
 from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, share_start, tile_width, word
-from kernels_numba.ops.elementwise import CHECK_LOGITS_OPERANDS, LOWEST, check_logits
-from kernels_numba.ops.greedy import CHOOSE_TOKENS_OPERANDS, choose_tokens, chosen_tokens, end_pass
-from kernels_numba.ops.linear import FEW_ROWS, LINEAR_OPERANDS, linear, linear_few, plane_bytes, row_tile
+from kernels_numba.ops.elementwise import LOWEST
+from kernels_numba.ops.greedy import chosen_tokens, end_pass
+from kernels_numba.ops.linear import FEW_ROWS, LINEAR_OPERANDS, linear_few, plane_bytes, row_tile
 from kernels_numba.simd.function import kernel_function
 
-OUTPUT_MATRIX_OPERANDS = (
+BOUND_LOGITS_OPERANDS = (
     *LINEAR_OPERANDS,  # per_output is 1; there is neither bias nor residual
     "width",  # of the output: the vocabulary
-    "bounds",  # per worker bounds_bytes: activation blocks for bounds
-    "bounds_bytes",
+    "bound_blocks",  # per worker `bound_blocks_bytes`: activation blocks for bounds
+    "bound_blocks_bytes",
     "bound_maxima",  # float32[rows, chunks]: the largest bound of a row in each chunk of row tiles
     "bound_maxima_stride",
 )
-CHECK_OUTPUT_OPERANDS = (
-    *CHECK_LOGITS_OPERANDS,
+REFINE_BOUNDS_OPERANDS = (
+    "input",  # bounds
+    "input_stride",
+    "width",
     "weights",
     "row_tiles",
     "columns",
@@ -38,7 +38,7 @@ CHECK_OUTPUT_OPERANDS = (
     "bound_maxima_stride",
     "best",  # per worker BEST_BYTES
 )
-CHOOSE_OUTPUT_OPERANDS = (*CHOOSE_TOKENS_OPERANDS, "best")
+CHOOSE_BEST_OPERANDS = ("width", "best")
 
 SCREENED_ROWS = FEW_ROWS
 """More rows are bound by computing, of which bounds need no less."""
@@ -106,11 +106,8 @@ def largest_bound(simd: Any, bounds: int, count: int) -> Any:
 
 
 @kernel_function
-def output_matrix(simd: Any, format: Any, upper: Any, operands: int, step: int, worker: int, workers: int) -> None:
-    """The logits of all rows; or bounds in their place, and of these the largest of each chunk. Each worker makes the blocks for bounds for itself."""
-    if simd.load_i64(step + SCREENED) == 0:
-        linear(simd, format, operands, step, worker, workers)
-        return
+def bound_logits(simd: Any, upper: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """Bounds where `linear` would write logits, and the largest of each chunk of them. Each worker makes the blocks for bounds for itself."""
     rows = simd.load_i64(step + OUTPUTS)
     row_tiles = word(simd, operands, 1)
     groups = (word(simd, operands, 2) + GROUP - 1) // GROUP
@@ -152,11 +149,11 @@ def tile_of_largest_bound(simd: Any, bounds: int, width: int, maxima: int) -> in
 @kernel_function
 def exact_tile(simd: Any, format: Any, operands: int, rows: int, row: int, tile: int) -> Any:
     """The 16 logits of a row tile for one row, with the bits of `linear`."""
-    groups = (word(simd, operands, 7) + GROUP - 1) // GROUP
+    groups = (word(simd, operands, 5) + GROUP - 1) // GROUP
     upper_bytes, low_bytes = plane_bytes(simd, format, groups)
-    weights = word(simd, operands, 5) + tile * upper_bytes
-    low = word(simd, operands, 5) + word(simd, operands, 6) * upper_bytes + tile * low_bytes
-    blocks = word(simd, operands, 8)
+    weights = word(simd, operands, 3) + tile * upper_bytes
+    low = word(simd, operands, 3) + word(simd, operands, 4) * upper_bytes + tile * low_bytes
+    blocks = word(simd, operands, 6)
     if rows == 1:
         one = row_tile(simd, format, simd.tile_zero(1), weights, low, groups, blocks, 1, 0, 0)
         return one[0]
@@ -181,7 +178,7 @@ def refine_row(simd: Any, format: Any, operands: int, step: int, row: int, best:
     is computed by each, so that nobody waits."""
     bounds = word(simd, operands, 0) + row * word(simd, operands, 1)
     width = word(simd, operands, 2)
-    maxima = word(simd, operands, 9) + row * word(simd, operands, 10)
+    maxima = word(simd, operands, 7) + row * word(simd, operands, 8)
     rows = simd.load_i64(step + OUTPUTS)
     chunks = (width + CHUNK_COLUMNS - 1) // CHUNK_COLUMNS
     tiles = (width + 15) // 16
@@ -222,30 +219,24 @@ def refine_row(simd: Any, format: Any, operands: int, step: int, row: int, best:
 
 
 @kernel_function
-def check_output(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
-    """`check_logits`; or the best logit of each row, among those that the bounds do not rule out, checked likewise."""
-    if simd.load_i64(step + SCREENED) == 0:
-        check_logits(simd, operands, step, worker, workers)
-        return
-    best = word(simd, operands, 11) + worker * BEST_BYTES
+def refine_bounds(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """The best logit of each row, among those that the bounds do not rule out. What is computed is checked as `check_logits` does it."""
+    best = word(simd, operands, 9) + worker * BEST_BYTES
     for row in range(simd.load_i64(step + OUTPUTS)):
         refine_row(simd, format, operands, step, row, best, worker, workers)
 
 
 @kernel_function
-def choose_output(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
-    """`choose_tokens`, or the same from what the workers found."""
-    if simd.load_i64(step + SCREENED) == 0:
-        choose_tokens(simd, operands, step, worker, workers)
-        return
+def choose_best(simd: Any, operands: int, step: int, worker: int, workers: int) -> None:
+    """What `choose_tokens` does, from what the workers found."""
     if worker != 0:
         return
     chosen = chosen_tokens(simd, step)
     for row in range(simd.load_i64(step + OUTPUTS)):
         largest = LOWEST
-        token = word(simd, operands, 2) - 1
+        token = word(simd, operands, 0) - 1
         for other in range(workers):
-            found = word(simd, operands, 5) + other * BEST_BYTES + BEST_ROW + 16 * row
+            found = word(simd, operands, 1) + other * BEST_BYTES + BEST_ROW + 16 * row
             value = simd.load_f32(found)
             id = simd.load_i64(found + 8)
             if value > largest or (value == largest and id < token):

@@ -17,6 +17,7 @@ from edgeinfer.backends.numba.weights import matrix_in_planes
 from edgeinfer.core.errors import NonFiniteError
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import build_program, fuse
+from kernels_numba.executor.tape import Tape
 from kernels_numba.ops.screen import BEST_BYTES, BEST_EXACT, SCREENED_ROWS
 from tests.backends.support import Driver, Rows
 from tests.support.tiny_models import tiny_gemma3, tiny_llama, tiny_qwen2
@@ -114,7 +115,7 @@ def test_which_matrices_lie_in_two_planes(tmp_path: Path) -> None:
 def test_bounds_that_rule_little_out_are_left_for_a_while() -> None:
     best = np.zeros(2 * BEST_BYTES, np.uint8)
     computed = best.reshape(2, -1)[:, BEST_EXACT : BEST_EXACT + 8].view(np.int64)
-    screening = Screening(best, 1000)
+    screening = Screening(Tape.build([], {}), best, 1000)
 
     def burst(rows: int, passes: int, tiles: int) -> bool:
         wanted = screening.wants(rows)

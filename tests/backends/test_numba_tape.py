@@ -22,7 +22,22 @@ from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.formats import format_by_name
 from kernels_numba.layouts import PLANES
-from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, prefetch, quantize, rope, screen
+from kernels_numba.ops import (
+    activation,
+    attention,
+    draw_weights,
+    elementwise,
+    embedding,
+    greedy,
+    linear,
+    norm,
+    pages,
+    prefetch,
+    quantize,
+    rope,
+    sampling,
+    screen,
+)  # fmt: skip
 from tests.backends.test_numba import CASES, model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,14 +54,15 @@ OPERANDS = {
     "ops.quantize.quantize": quantize.QUANTIZE_OPERANDS, "ops.elementwise.add": elementwise.ADD_OPERANDS, "ops.elementwise.scale": elementwise.SCALE_OPERANDS,
     "ops.elementwise.softcap": elementwise.SOFTCAP_OPERANDS, "ops.elementwise.select_outputs": elementwise.SELECT_OUTPUTS_OPERANDS,
     "ops.elementwise.check_logits": elementwise.CHECK_LOGITS_OPERANDS, "ops.prefetch.prefetch_weights": prefetch.PREFETCH_WEIGHTS_OPERANDS,
-    "ops.greedy.choose_tokens": greedy.CHOOSE_TOKENS_OPERANDS, "ops.screen.output_matrix": screen.OUTPUT_MATRIX_OPERANDS,
-    "ops.screen.check_output": screen.CHECK_OUTPUT_OPERANDS, "ops.screen.choose_output": screen.CHOOSE_OUTPUT_OPERANDS,
+    "ops.greedy.choose_tokens": greedy.CHOOSE_TOKENS_OPERANDS, "ops.screen.bound_logits": screen.BOUND_LOGITS_OPERANDS,
+    "ops.screen.refine_bounds": screen.REFINE_BOUNDS_OPERANDS, "ops.screen.choose_best": screen.CHOOSE_BEST_OPERANDS,
+    "ops.draw_weights.weigh_logits": draw_weights.WEIGH_LOGITS_OPERANDS, "ops.sampling.sample_tokens": sampling.SAMPLE_TOKENS_OPERANDS,
 }  # fmt: skip
-READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values", "block_maxima", "input_blocks"}
-WRITTEN = {"output", "blocks", "maxima"}
+READ = {"input", "other", "residual", "gate", "up", "queries", "table", "keys", "values", "block_maxima", "block_sums", "input_blocks"}
+WRITTEN = {"output", "blocks", "maxima", "sums"}
 SCREENED = {  # what those kernels read and write beside
-    "ops.screen.output_matrix": ((), ("bounds", "bound_maxima")), "ops.screen.check_output": (("bound_maxima",), ("best",)),
-    "ops.screen.choose_output": (("best",), ()),
+    "ops.screen.bound_logits": ((), ("bound_blocks", "bound_maxima")), "ops.screen.refine_bounds": (("bound_maxima",), ("best",)),
+    "ops.screen.choose_best": (("best",), ()),
 }  # fmt: skip
 
 
@@ -68,6 +84,14 @@ def emitted(program: Program, rows: int = ROWS, workers: int = WORKERS) -> tuple
     return emitter, emitter.arena.lay_out()
 
 
+def tapes(emitter: Emitter) -> list[list[Draft]]:
+    """The drafts of steps, of bursts that draw tokens, and of those that find them from bounds, if the program can do so."""
+    found = [emitter.drafts, [*emitter.drafts[:-1], *emitter.drawing_drafts(), emitter.drafts[-1]]]
+    if emitter.screening is not None:
+        found.append([*emitter.drafts[: emitter.hidden_end], *emitter.screening_drafts()])
+    return found
+
+
 def program_of(case: tuple[str, str, bool], fused: bool = True) -> Program:
     with GGUFFile.open(model(*case)) as file:
         program = build_program(file)
@@ -78,8 +102,8 @@ def access(draft: Draft) -> Access:
     kernel = f"{draft.kernel.module}.{draft.kernel.function}"
     names = embedding.EMBEDDING_PLANES_OPERANDS if kernel == "ops.embedding.embedding" and PLANES in draft.kernel.tags else OPERANDS[kernel]
     operands = dict(zip(names, draft.operands, strict=True))
-    quantized_input = draft.is_linear and kernel != "ops.linear.linear_float"
-    per_output = operands.get("per_output", 0) == 1 or kernel.endswith(("select_outputs", "check_logits", "choose_tokens", "_output"))
+    quantized_input = kernel in ("ops.linear.linear", "ops.screen.bound_logits")
+    per_output = operands.get("per_output", 0) == 1 or kernel.endswith(("select_outputs", "_logits", "_tokens", "refine_bounds"))
     more_read, more_written = SCREENED.get(kernel, ((), ()))
 
     def extent(name: str, rows: int) -> Range | None:
@@ -88,8 +112,8 @@ def access(draft: Draft) -> Access:
             return None
         assert isinstance(place.key, Slot)
         sizes = {"best": WORKERS * screen.BEST_BYTES}
-        if kernel == "ops.screen.output_matrix":
-            sizes["bounds"] = WORKERS * int(str(operands["bounds_bytes"]))
+        if kernel == "ops.screen.bound_logits":
+            sizes["bound_blocks"] = WORKERS * int(str(operands["bound_blocks_bytes"]))
         if name in sizes:
             return place.key.offset, place.key.offset + sizes[name]
         is_blocks = name in ("blocks", "input_blocks") or (name == "output" and kernel in ("ops.quantize.quantize", "ops.activation.activation_quantize"))
@@ -144,7 +168,8 @@ def must_wait(before: Access, after: Access) -> str | None:
     return None
 
 
-ALL = [(case, fused) for case in [*CASES, ("llama", "F32", False), ("qwen2", "Q4_0", True), ("llama", "Q4_K", False)] for fused in (True, False)]
+MORE_CASES = [("llama", "F32", False), ("llama", "Q8_0", True), ("qwen2", "Q4_0", True), ("llama", "Q4_K", False)]
+ALL = [(case, fused) for case in [*CASES, *MORE_CASES] for fused in (True, False)]
 
 
 def missing_barriers(drafts: list[Draft], barriers: list[bool]) -> list[tuple[str, str, str]]:
@@ -163,19 +188,19 @@ def missing_barriers(drafts: list[Draft], barriers: list[bool]) -> list[tuple[st
 
 @pytest.mark.parametrize(("case", "fused"), ALL)
 def test_workers_wait_wherever_they_must(case: tuple[str, str, bool], fused: bool) -> None:
-    drafts = emitted(program_of(case, fused))[0].drafts
-    assert not missing_barriers(drafts, [draft.barrier_after for draft in drafts])
-    assert any(not draft.barrier_after for draft in drafts)
+    for drafts in tapes(emitted(program_of(case, fused))[0]):
+        assert not missing_barriers(drafts, [draft.barrier_after for draft in drafts])
+        assert any(not draft.barrier_after for draft in drafts)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_barrier_is_without_a_reason(case: tuple[str, str, bool]) -> None:
     """Each barrier that is taken away is missed: they cost time, and the test above can see what it is there for."""
-    drafts = emitted(program_of(case))[0].drafts
-    for index, draft in enumerate(drafts[:-1]):
-        if draft.barrier_after:
-            without = [other.barrier_after and place != index for place, other in enumerate(drafts)]
-            assert missing_barriers(drafts, without), f"the barrier after {draft.label} protects nothing"
+    for drafts in tapes(emitted(program_of(case))[0]):
+        for index, draft in enumerate(drafts[:-1]):
+            if draft.barrier_after:
+                without = [other.barrier_after and place != index for place, other in enumerate(drafts)]
+                assert missing_barriers(drafts, without), f"the barrier after {draft.label} protects nothing"
 
 
 @pytest.mark.parametrize(("case", "fused"), ALL)
@@ -201,19 +226,20 @@ def test_entries_of_a_chain_meet_in_their_own_rows_alone(case: tuple[str, str, b
 def test_values_that_live_at_once_do_not_overlap(case: tuple[str, str, bool], fused: bool) -> None:
     """A read must find what the last entry that wrote exactly there put there: nobody else may have written into the range since."""
     emitter, arena_bytes = emitted(program_of(case, fused))
-    content: dict[Range, int] = {}  # range -> the entry that wrote it last and has not been overwritten
-    for index, draft in enumerate(emitter.drafts):
-        current = access(draft)
-        for name, read in current.reads.items():
-            assert read[0] >= 0 and read[1] <= arena_bytes
-            held = [written for written in content if written[0] == read[0] and written[1] >= read[1]]
-            assert held, f"{draft.label} reads {name}, which nothing holds any more"
-        for name, written in current.writes.items():
-            assert written[0] >= 0 and written[1] <= arena_bytes, (draft.label, name)
-            for other in [other for other in content if overlap(other, written)]:
-                del content[other]
-            content[written] = index
-    assert emitter.logits_slot().offset in {start for start, _ in content}
+    for drafts in tapes(emitter):
+        content: dict[Range, int] = {}  # range -> the entry that wrote it last and has not been overwritten
+        for index, draft in enumerate(drafts):
+            current = access(draft)
+            for name, read in current.reads.items():
+                assert read[0] >= 0 and read[1] <= arena_bytes
+                held = [written for written in content if written[0] == read[0] and written[1] >= read[1]]
+                assert held, f"{draft.label} reads {name}, which nothing holds any more"
+            for name, written in current.writes.items():
+                assert written[0] >= 0 and written[1] <= arena_bytes, (draft.label, name)
+                for other in [other for other in content if overlap(other, written)]:
+                    del content[other]
+                content[written] = index
+        assert emitter.logits_slot().offset in {start for start, _ in content}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -222,7 +248,7 @@ def test_slots_have_room_for_the_largest_step(case: tuple[str, str, bool]) -> No
     spans = sorted((slot.offset, slot.offset + slot.size) for slot in emitter.arena.slots)
     assert all(first[1] < second[0] for first, second in itertools.pairwise(spans)) and spans[-1][1] <= arena_bytes
     starts = dict(spans)
-    for draft in emitter.drafts:
+    for draft in itertools.chain(*tapes(emitter)):
         current = access(draft)
         for start, end in [*current.reads.values(), *current.writes.values()]:
             assert start % 64 == 0 and end <= starts[start]
@@ -245,7 +271,7 @@ def test_formats_that_are_read_as_blocks_are_quantized_first() -> None:
         written: set[int] = set()
         for draft in emitted(program_of(case, fused))[0].drafts:
             current = access(draft)
-            if draft.is_linear and current.kernel != "ops.linear.linear_float":
+            if current.kernel == "ops.linear.linear":
                 assert draft.kernel.tags[0] == PLANES or format_by_name(draft.kernel.tags[0]).quantized
                 assert current.reads["input"][0] in written, draft.label
             if "quantize" in current.kernel:

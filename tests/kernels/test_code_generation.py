@@ -14,7 +14,7 @@ from kernels_numba.ops.norm import rms_norm, rms_norm_quantize
 from kernels_numba.ops.pages import store_keys_values
 from kernels_numba.ops.quantize import quantize
 from kernels_numba.ops.rope import rope, rope_table
-from kernels_numba.ops.screen import check_output, output_matrix
+from kernels_numba.ops.screen import bound_logits, refine_bounds
 from kernels_numba.ops.tags import resolve_tag
 from kernels_numba.simd.function import KernelFunction, kernel_function
 from kernels_numba.simd.levels import LEVELS, level_by_name
@@ -25,7 +25,7 @@ KERNELS: list[tuple[KernelFunction, tuple[str, ...]]] = [
     (store_keys_values, ("f16",)), (store_keys_values, ("q8_0",)), (store_keys_values, ("q16_0",)),
     (rms_norm, ()), (rms_norm_quantize, ()), (quantize, ()),
     (rope_table, ()), (rope, ("halves",)), (rope, ("neighbours",)), (activation, ("gelu_erf",)), (activation_quantize, ("silu",)),
-    (softcap, ()), (check_logits, ()), (output_matrix, ("q8_0_planes", "q8_0_upper")), (check_output, ("q8_0_planes",)),
+    (softcap, ()), (check_logits, ()), (bound_logits, ("q8_0_upper",)), (refine_bounds, ("q8_0_planes",)),
 ]  # fmt: skip
 
 

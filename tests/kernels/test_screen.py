@@ -14,20 +14,21 @@ from kernels_numba.executor.step import STATUS_NON_FINITE
 from kernels_numba.formats import format_by_name
 from kernels_numba.layouts import PLANES, UPPER_PLANE, packed_bytes, planes_layout
 from kernels_numba.ops import reference, reference_linear
-from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
+from kernels_numba.ops.elementwise import CHECK_LOGITS_OPERANDS, maxima_width
 from kernels_numba.ops.embedding import SCRATCH_BYTES
+from kernels_numba.ops.greedy import CHOOSE_TOKENS_OPERANDS
 from kernels_numba.ops.linear import LINEAR_OPERANDS
 from kernels_numba.ops.screen import (
     BEST_BYTES,
     BEST_EXACT,
-    CHECK_OUTPUT_OPERANDS,
-    CHOOSE_OUTPUT_OPERANDS,
+    BOUND_LOGITS_OPERANDS,
+    CHOOSE_BEST_OPERANDS,
     CHUNK_COLUMNS,
-    OUTPUT_MATRIX_OPERANDS,
+    REFINE_BOUNDS_OPERANDS,
     SCREENED_ROWS,
     chunks_of,
 )
-from tests.kernels.support import Matrix, Memory, StepWords, every_level, float_bits, run
+from tests.kernels.support import Memory, StepWords, every_level, float_bits, run
 from tests.kernels.weights import Bytes, extreme_rows, random_rows
 
 Floats = NDArray[np.float32]
@@ -66,27 +67,33 @@ def output(level: str, packed: Bytes, rows: int, x: Floats, screened: bool, work
     row_tiles = -(-rows // 16)
     step = StepWords(outputs + 2, output_rows=list(range(outputs)))
     chosen, interrupt = step.memory.copy(np.full(outputs, -1, np.int32)), step.memory.copy(np.zeros(1, np.int64))
-    for offset, value in ((step_words.LARGEST, chosen.ctypes.data), (step_words.INTERRUPT, interrupt.ctypes.data), (step_words.SCREENED, int(screened))):
+    for offset, value in ((step_words.LARGEST, chosen.ctypes.data), (step_words.INTERRUPT, interrupt.ctypes.data)):
         step.words[offset // 8] = value
     blocks = memory.copy(reference.quantize(x))
     logits = memory.matrix((outputs, rows))
     maxima, bound_maxima = memory.matrix((outputs, maxima_width(rows))), memory.matrix((outputs, chunks_of(row_tiles)))
-    bounds = memory.allocate(workers * blocks.nbytes)
+    bound_blocks = memory.allocate(workers * blocks.nbytes)
     best = memory.allocate(workers * BEST_BYTES)
     known = {
         "weights": packed.ctypes.data, "row_tiles": row_tiles, "columns": columns, "input_blocks": blocks.ctypes.data, "per_output": 1, "width": rows,
-        "output": logits.address, "output_stride": logits.stride, "bounds": bounds.ctypes.data, "bounds_bytes": blocks.nbytes,
+        "output": logits.address, "output_stride": logits.stride, "bound_blocks": bound_blocks.ctypes.data, "bound_blocks_bytes": blocks.nbytes,
         "bound_maxima": bound_maxima.address, "bound_maxima_stride": bound_maxima.stride, "maxima": maxima.address, "maxima_stride": maxima.stride,
         "block_maxima": maxima.address, "block_maxima_stride": maxima.stride, "best": best.ctypes.data, "bias": 0, "residual": 0,
         "residual_stride": 0,
     }  # fmt: skip
-    for function, names, tags, source in (
-        ("output_matrix", OUTPUT_MATRIX_OPERANDS, (PLANES, UPPER_PLANE), blocks.ctypes.data),
-        ("check_output", CHECK_OUTPUT_OPERANDS, (PLANES,), logits.address),
-        ("choose_output", CHOOSE_OUTPUT_OPERANDS, (), logits.address),
-    ):
+    plain = (
+        ("ops.linear", "linear", LINEAR_OPERANDS, (PLANES,), blocks.ctypes.data),
+        ("ops.elementwise", "check_logits", CHECK_LOGITS_OPERANDS, (), logits.address),
+        ("ops.greedy", "choose_tokens", CHOOSE_TOKENS_OPERANDS, (), logits.address),
+    )
+    from_bounds = (
+        ("ops.screen", "bound_logits", BOUND_LOGITS_OPERANDS, (UPPER_PLANE,), blocks.ctypes.data),
+        ("ops.screen", "refine_bounds", REFINE_BOUNDS_OPERANDS, (PLANES,), logits.address),
+        ("ops.screen", "choose_best", CHOOSE_BEST_OPERANDS, (), 0),
+    )
+    for module, function, names, tags, source in from_bounds if screened else plain:
         operands = known | {"input": source, "input_stride": logits.stride}
-        run(level, "ops.screen", function, tags, [operands[name] for name in names], step, workers)
+        run(level, module, function, tags, [operands[name] for name in names], step, workers)
         logits.full[:, rows:] = np.nan  # nobody may look at the padding
     memory.check()
     exact = best.reshape(workers, -1)[:, BEST_EXACT : BEST_EXACT + 8].copy().view(np.int64).sum()
@@ -247,9 +254,3 @@ def test_huge_activations_rule_nothing_out_and_what_is_not_finite_is_found(level
     for bad in (np.nan, np.inf, -np.inf):
         x[2, 40] = bad
         assert output(level, packed, len(stored), x, screened=True, workers=2).status == STATUS_NON_FINITE
-
-
-def test_operands_begin_with_those_of_the_kernels_that_they_stand_for() -> None:
-    assert OUTPUT_MATRIX_OPERANDS[: len(LINEAR_OPERANDS)] == LINEAR_OPERANDS
-    assert MAXIMA_COLUMNS % CHUNK_COLUMNS == 0
-    assert isinstance(Memory().matrix((1, 1)), Matrix)

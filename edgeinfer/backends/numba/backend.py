@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_impossible_burst, refuse_undeclared
 from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
+from edgeinfer.backends.numba.burst_ends import DRAWING_KERNELS
 from edgeinfer.backends.numba.drafts import Address, Draft
-from edgeinfer.backends.numba.emit import DRAWING_KERNELS, Emitter, check_supported, page_bytes
+from edgeinfer.backends.numba.emit import Emitter, check_supported, page_bytes
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.screening import Screening
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
@@ -33,7 +34,6 @@ from kernels_numba.executor.store import BUILT_IN_PACK, KernelName, KernelStore
 from kernels_numba.executor.tape import Tape, TapeEntry
 from kernels_numba.executor.workers import RUN_KERNELS, WorkerPool
 from kernels_numba.formats import format_by_name
-from kernels_numba.layouts import TILE_ROWS
 from kernels_numba.ops.cache_types import PAGE_POSITIONS
 from kernels_numba.ops.draws import draw_records
 from kernels_numba.simd.levels import LEVELS, Level, usable_levels
@@ -103,7 +103,8 @@ class _Plan:
     @property
     def kernels_to_load(self) -> list[KernelName]:
         """Those that loading takes."""
-        return list(dict.fromkeys([*RUN_KERNELS, *pack_kernels(self.weights), *(draft.kernel for draft in self.emitter.drafts)]))
+        drafts = [*self.emitter.drafts, *self.emitter.screening_drafts()]
+        return list(dict.fromkeys([*RUN_KERNELS, *pack_kernels(self.weights), *(draft.kernel for draft in drafts)]))
 
 
 def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
@@ -210,7 +211,12 @@ class NumbaBackend:
             drawing = self._entries(emitter.drawing_drafts(), self._weights, caches, arena)
             self._make_drawing_tape = lambda: Tape.build([*entries[:-1], *drawing, entries[-1]], {**addresses, **load_kernels(DRAWING_KERNELS)})
             self._drawing_tape: Tape | None = None
-            self._screening = self._make_screening(emitter, self._weights, arena)
+            ending = emitter.screening
+            self._screening: Screening | None = None  # greedy tokens take all logits
+            if ending is not None and self._weights.has_bounds(ending.weight) and not options.profile:  # what is timed is the tape with all logits
+                found = self._entries(emitter.screening_drafts(), self._weights, caches, arena)
+                tape = Tape.build([*entries[: emitter.hidden_end], *found], addresses)
+                self._screening = Screening(tape, arena.bytes[ending.best.offset : ending.best.offset + ending.best.size], ending.row_tiles)
             self._reads = [(draft.matrices, draft.cache_stores) for draft in emitter.drafts]
         except BaseException:
             self.close()
@@ -278,14 +284,6 @@ class NumbaBackend:
             renew(stored_path(file), weights_identity(file, decided.weights), weights.memory, decided.stored_problem)
         return weights
 
-    @staticmethod
-    def _make_screening(emitter: Emitter, weights: Weights, arena: Region) -> Screening | None:
-        """None where greedy tokens take all logits."""
-        matrix = next((weight for operation in emitter.program.operations for weight in operation.weights if weight.name == emitter.planes), None)
-        if matrix is None or not weights.has_bounds(matrix):
-            return None
-        return Screening(arena.bytes[emitter.best.offset : emitter.best.offset + emitter.best.size], -(-matrix.shape[0] // TILE_ROWS))
-
     def _entries(self, drafts: Sequence[Draft], weights: Weights, caches: list[Region], arena: Region) -> list[TapeEntry]:
         """The drafts with their addresses."""
 
@@ -344,7 +342,8 @@ class NumbaBackend:
                 self._drawing_tape = tape = self._drawing_tape or self._make_drawing_tape()
             elif self._screening is not None and self._screening.wants(step.rows):
                 screening = self._screening
-            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms, screening is not None)
+                tape = screening.tape
+            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms)
         stopped = self._pool.run(tape, self._record)
         if screening is not None:
             screening.note(step.rows, self._record.passes_done)

@@ -45,14 +45,9 @@ class Draft:
     row_wise: bool = False  # see FLAG_ROW_WISE
 
     @property
-    def is_linear(self) -> bool:
-        """Whether all that it does with its first operand is to multiply by it."""
-        return self.kernel.module == "ops.linear" or self.kernel.function == "output_matrix"
-
-    @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of the packed matrices that it reads whole. A look-up reads a row, a hint nothing."""
-        if not self.is_linear:
+        """Names of the packed matrices that it multiplies by. A look-up reads a row, a hint nothing."""
+        if self.kernel.module in ("ops.embedding", "ops.prefetch"):
             return ()
         return tuple(str(operand.key) for operand in self.operands if isinstance(operand, Address) and operand.kind == "packed")
 
@@ -69,7 +64,7 @@ def with_hints(written: list[Draft]) -> list[Draft]:
     drafts: list[Draft] = []
     last_matrix = -1  # where the last linear operation is in `drafts`; -1: none yet
     for draft in written:
-        if draft.is_linear:
+        if draft.kernel.module == "ops.linear":
             if last_matrix < 0 or any(other.barrier_after for other in drafts[last_matrix:]):
                 drafts.insert(last_matrix + 1, _hint(draft))
                 if last_matrix >= 0:  # the hint takes over the barrier

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.backends.numba.arena import Arena, Slot, blocks_bytes, row_stride, rows_bytes
+from edgeinfer.backends.numba.burst_ends import DrawingEnd, ScreeningEnd
 from edgeinfer.backends.numba.drafts import READ_OWN, ROW_WISE, Address, Draft, Operand, Split, with_hints
 from edgeinfer.backends.numba.frequencies import rope_frequencies
 from edgeinfer.backends.numba.weights import matrix_in_planes
@@ -23,13 +24,9 @@ from edgeinfer.model.program import CacheStore, Operation, Program, Value, Weigh
 from kernels_numba.executor.store import KernelName
 from kernels_numba.executor.tape import float_operand
 from kernels_numba.formats import format_by_name
-from kernels_numba.layouts import PLANES, UPPER_PLANE
-from kernels_numba.ops import activation, attention, draw_weights, elementwise, embedding, greedy, linear, norm, pages, quantize, rope, sampling, screen
+from kernels_numba.layouts import PLANES
+from kernels_numba.ops import activation, attention, elementwise, embedding, greedy, linear, norm, pages, quantize, rope
 from kernels_numba.ops.cache_types import CACHE_TYPES
-
-WEIGH_LOGITS, SAMPLE_TOKENS = KernelName("ops.draw_weights", "weigh_logits"), KernelName("ops.sampling", "sample_tokens")
-DRAWING_KERNELS = (WEIGH_LOGITS, SAMPLE_TOKENS)
-"""Kernels that only bursts that draw tokens need: they compile for a second or two, so not before the first of these."""
 
 
 class Emitter:
@@ -59,15 +56,11 @@ class Emitter:
         self.attention_scratch_bytes = max(
             (attention.attention_scratch_bytes(store.key_size, store.value_size, context) for store in program.stores), default=0
         )
-        self.planes = matrix_in_planes(program)
-        self._bounds = self._bound_maxima = self.best = Slot(0)
-        if self.planes is not None:
-            self._bounds = self.arena.take(workers * blocks_bytes(screen.SCREENED_ROWS, program.hidden.width))
-            self._bound_maxima = self.arena.take(rows_bytes(screen.SCREENED_ROWS, screen.chunks_of(-(-program.vocabulary // 16))))
-            self.best = self.arena.take(workers * screen.BEST_BYTES)
         self.maxima = self.arena.take(rows_bytes(MAXIMUM_OUTPUT_ROWS, elementwise.maxima_width(program.vocabulary)))
-        self.block_sums = self.arena.take(MAXIMUM_OUTPUT_ROWS * _block_sums_stride(program.vocabulary))
-        self.sampling_scratch = self.arena.take(sampling.SAMPLING_SCRATCH_BYTES)
+        self._planes = matrix_in_planes(program)
+        output = next(operation for operation in program.operations if operation.outputs[0] == program.logits)
+        self.screening = ScreeningEnd(self.arena, output, workers) if self._planes is not None else None
+        self._drawing = DrawingEnd(self.arena, program.vocabulary)
         self.attention_scratch = self.arena.take(workers * self.attention_scratch_bytes)
 
     def emit(self) -> None:
@@ -91,49 +84,23 @@ class Emitter:
     def _end_of_pass(self, logits: Value) -> None:
         """What stands between the logits and the next pass."""
         maxima, maxima_stride = Address("slot", self.maxima), row_stride(elementwise.maxima_width(logits.width))
-        source: dict[str, Address | int] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
-        check, check_operands = KernelName("ops.elementwise", "check_logits"), list(elementwise.CHECK_LOGITS_OPERANDS)
-        choose, choose_operands = KernelName("ops.greedy", "choose_tokens"), list(greedy.CHOOSE_TOKENS_OPERANDS)
-        to_check: dict[str, Operand] = {}
-        to_choose: dict[str, Operand] = {}
-        if self.planes is not None:
-            check, check_operands = KernelName("ops.screen", "check_output", (PLANES,)), list(screen.CHECK_OUTPUT_OPERANDS)
-            choose, choose_operands = KernelName("ops.screen", "choose_output"), list(screen.CHOOSE_OUTPUT_OPERANDS)
-            to_check = self._output_operands(next(operation for operation in self.program.operations if operation.outputs[0] == logits))
-            to_check |= {"best": Address("slot", self.best)}
-            to_choose = {"best": Address("slot", self.best)}
+        source: dict[str, Operand] = {"input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width}
         self._entry(
-            check, check_operands, "check logits", reads=[self._rows_of(logits), self._bound_maxima], writes=[self.maxima, self.best], split=None, **source,
-            maxima=maxima, maxima_stride=maxima_stride, **to_check,
+            KernelName("ops.elementwise", "check_logits"), elementwise.CHECK_LOGITS_OPERANDS, "check logits", reads=[self._rows_of(logits)],
+            writes=[self.maxima], split=None, **source, maxima=maxima, maxima_stride=maxima_stride,
         )  # fmt: skip
         self._entry(
-            choose, choose_operands, "choose tokens", reads=[self._rows_of(logits), self.maxima, self.best], writes=[], split=None, **source,
-            block_maxima=maxima, block_maxima_stride=maxima_stride, **to_choose,
+            KernelName("ops.greedy", "choose_tokens"), greedy.CHOOSE_TOKENS_OPERANDS, "choose tokens", reads=[self._rows_of(logits), self.maxima],
+            writes=[], split=None, **source, block_maxima=maxima, block_maxima_stride=maxima_stride,
         )  # fmt: skip
 
     def drawing_drafts(self) -> list[Draft]:
         """What stands before the last of the drafts in bursts that draw tokens."""
-        logits = self.program.logits
-        read: dict[str, Operand] = {
-            "input": self._at(logits), "input_stride": row_stride(logits.width), "width": logits.width, "block_columns": elementwise.MAXIMA_COLUMNS,
-            "block_maxima": Address("slot", self.maxima), "block_maxima_stride": row_stride(elementwise.maxima_width(logits.width)),
-        }  # fmt: skip
-        sums, stride = Address("slot", self.block_sums), _block_sums_stride(logits.width)
-        weigh: dict[str, Operand] = {**read, "sums": sums, "sums_stride": stride}
-        sample: dict[str, Operand] = {**read, "block_sums": sums, "block_sums_stride": stride, "scratch": Address("slot", self.sampling_scratch)}
-        return [
-            Draft(WEIGH_LOGITS, tuple(weigh[name] for name in draw_weights.WEIGH_LOGITS_OPERANDS), "weigh logits"),
-            Draft(SAMPLE_TOKENS, tuple(sample[name] for name in sampling.SAMPLE_TOKENS_OPERANDS), "sample tokens", barrier_after=False),
-        ]
+        return self._drawing.drafts(self.logits_slot(), self.maxima)
 
-    def _output_operands(self, operation: Operation) -> dict[str, Operand]:
-        """What the entries of an output matrix in two planes share."""
-        weight, source = operation.weights[0], operation.inputs[0]
-        return {
-            "weights": Address("packed", weight.name), "row_tiles": -(-weight.shape[0] // 16), "columns": weight.shape[1],
-            "input_blocks": self._at_blocks(source), "bound_maxima": Address("slot", self._bound_maxima),
-            "bound_maxima_stride": row_stride(screen.chunks_of(-(-weight.shape[0] // 16))),
-        }  # fmt: skip
+    def screening_drafts(self) -> list[Draft]:
+        """What stands behind the final normed states in bursts that find their tokens from bounds; nothing if the output matrix is not in two planes."""
+        return self.screening.drafts(self._blocks_of(self.program.hidden), self.logits_slot()) if self.screening is not None else []
 
     def logits_slot(self) -> Slot:
         return self._slots[self.program.logits, "rows"]
@@ -145,7 +112,7 @@ class Emitter:
     @property
     def hidden_end(self) -> int:
         """How many of the drafts make the final normed states: all before the output matrix."""
-        return max(index for index, draft in enumerate(self.drafts) if draft.is_linear)
+        return max(index for index, draft in enumerate(self.drafts) if draft.kernel.module == "ops.linear")
 
     # -- one method a kind of operation
 
@@ -155,7 +122,7 @@ class Emitter:
         function = "embedding" if is_packed else "embedding_mapped"
         kernel = KernelName("ops.embedding", function if format_by_name(table.format_name).quantized else f"{function}_float", (table.format_name,))
         names, more = list(embedding.EMBEDDING_OPERANDS), dict[str, Operand]()
-        if table.name == self.planes:
+        if table.name == self._planes:
             kernel = KernelName("ops.embedding", "embedding", (PLANES,))
             names, more["row_tiles"] = list(embedding.EMBEDDING_PLANES_OPERANDS), -(-table.shape[0] // 16)
         self._entry(
@@ -207,22 +174,14 @@ class Emitter:
         bias = operation.weights[1] if operation.attributes["has_bias"] else None
         residual = operation.inputs[1] if operation.attributes["has_residual"] else None
         reads = [self._blocks_of(source) if quantized else self._rows_of(source)] + ([self._rows_of(residual)] if residual is not None else [])
-        kernel, names = KernelName("ops.linear", "linear" if quantized else "linear_float", (weight.format_name,)), list(linear.LINEAR_OPERANDS)
-        writes = [self._rows_of(output)]
-        more: dict[str, Operand] = {}
-        if weight.name == self.planes:
-            kernel, names = KernelName("ops.screen", "output_matrix", (PLANES, UPPER_PLANE)), list(screen.OUTPUT_MATRIX_OPERANDS)
-            writes += [self._bounds, self._bound_maxima]
-            shared = self._output_operands(operation)
-            more = {name: shared[name] for name in ("bound_maxima", "bound_maxima_stride")} | {
-                "width": output.width, "bounds": Address("slot", self._bounds), "bounds_bytes": blocks_bytes(screen.SCREENED_ROWS, source.width),
-            }  # fmt: skip
+        tag = PLANES if weight.name == self._planes else weight.format_name
         self._entry(
-            kernel, names, f"linear {weight.name}", reads=reads, writes=writes, split=("columns", output.width), weights=Address("packed", weight.name),
+            KernelName("ops.linear", "linear" if quantized else "linear_float", (tag,)), linear.LINEAR_OPERANDS, f"linear {weight.name}",
+            reads=reads, writes=[self._rows_of(output)], split=("columns", output.width), weights=Address("packed", weight.name),
             row_tiles=-(-weight.shape[0] // 16), columns=weight.shape[1], input=self._at_blocks(source) if quantized else self._at(source),
             input_stride=row_stride(source.width), bias=Address("rows", bias.name) if bias is not None else 0,
             residual=self._at(residual) if residual is not None else 0, residual_stride=row_stride(output.width),
-            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width), **more,
+            per_output=int(output.per_output), output=self._at(output), output_stride=row_stride(output.width),
         )  # fmt: skip
         self._blocks_after(output)
 
@@ -370,11 +329,6 @@ class Emitter:
         self._pending_writes.update(dict.fromkeys(written, split))
         row_wise = kernel.function in ROW_WISE and not operands.get("per_output", 0)
         self.drafts.append(Draft(kernel, tuple(operands[name] for name in names), label, row_wise=row_wise))
-
-
-def _block_sums_stride(vocabulary: int) -> int:
-    """Bytes of a row of what `weigh_logits` notes."""
-    return draw_weights.SUM_BYTES * -(-vocabulary // elementwise.MAXIMA_COLUMNS)
 
 
 def page_bytes(store: CacheStore, cache_type: str) -> int:

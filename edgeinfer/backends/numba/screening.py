@@ -1,10 +1,12 @@
-"""Whether a burst finds its tokens from bounds (`kernels_numba.ops.screen`), by what that cost lately. Of no influence on any result. For `backend`."""
+"""Bursts that find their tokens from bounds (`kernels_numba.ops.screen`): their tape, and whether the next one does, by what that cost lately. Which way a
+burst takes changes no result. For `backend`."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels_numba.executor.tape import Tape
 from kernels_numba.ops.screen import BEST_BYTES, BEST_EXACT, SCREENED_ROWS
 
 LARGEST_SHARE = 0.25
@@ -14,9 +16,10 @@ PAUSE = 32
 
 
 class Screening:
-    """Counts of one model. `best` is the memory of that name that workers write to (uint8), `row_tiles` those of the output matrix."""
+    """`tape` and counts of one model. `best` is the memory of that name that workers write to (uint8), `row_tiles` those of the output matrix."""
 
-    def __init__(self, best: NDArray[np.uint8], row_tiles: int) -> None:
+    def __init__(self, tape: Tape, best: NDArray[np.uint8], row_tiles: int) -> None:
+        self.tape = tape
         self._computed = best.reshape(-1, BEST_BYTES)[:, BEST_EXACT : BEST_EXACT + 8]
         self._row_tiles = row_tiles
         self._pauses = [0] * (SCREENED_ROWS + 1)  # by rows: bursts to come without bounds
