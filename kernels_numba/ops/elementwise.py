@@ -27,6 +27,15 @@ def maxima_width(columns: int) -> int:
 
 
 @kernel_function
+def largest_of_maxima(simd, maxima, blocks):
+    """The largest of a row's logits, from what `check_logits` noted of its blocks."""
+    lanes = simd.load_f32x16(maxima)
+    for block in range(1, blocks):
+        lanes = simd.maximum(lanes, simd.load_f32x16(maxima + 64 * block))
+    return simd.maximum_lanes(lanes)
+
+
+@kernel_function
 def share_of_vectors(simd, step, per_output, rows, width, worker, workers):
     """(first row, end row, first column, end column) of the padded width, columns in multiples of 16."""
     first_row, end_row, first, end = share(simd, step, per_output, rows, (width + 15) // 16, worker, workers)

@@ -22,7 +22,7 @@ from kernels_numba.executor.step import (
 )  # fmt: skip
 from kernels_numba.ops.common import word
 from kernels_numba.ops.draw_weights import draw_of
-from kernels_numba.ops.elementwise import MAXIMA_COLUMNS
+from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, largest_of_maxima
 from kernels_numba.simd.function import kernel_function
 
 CHOOSE_TOKENS_OPERANDS = ("input", "input_stride", "width", "block_maxima", "block_maxima_stride")
@@ -33,10 +33,7 @@ def first_largest(simd: Any, row: int, width: int, maxima: int) -> int:
     """The lowest column of the largest of `width` finite logits, of which `maxima` are those of `check_logits`: one block of them is read, by the lanes
     that hold the largest."""
     blocks = (width + MAXIMA_COLUMNS - 1) // MAXIMA_COLUMNS
-    lanes = simd.load_f32x16(maxima)
-    for block in range(1, blocks):
-        lanes = simd.maximum(lanes, simd.load_f32x16(maxima + 64 * block))
-    largest = simd.maximum_lanes(lanes)
+    largest = largest_of_maxima(simd, maxima, blocks)
     found = 0
     while found < blocks - 1 and simd.maximum_lanes(simd.load_f32x16(maxima + 64 * found)) < largest:
         found += 1

@@ -12,10 +12,11 @@ from edgeinfer.core.requests import SamplingParams
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.random import uniform
 from kernels_numba.executor.step import STEP_WORDS
+from kernels_numba.ops.candidates import CANDIDATES, SAMPLING_SCRATCH_BYTES
 from kernels_numba.ops.draw_weights import SUM_BYTES
 from kernels_numba.ops.draws import draw_records
 from kernels_numba.ops.elementwise import MAXIMA_COLUMNS, maxima_width
-from kernels_numba.ops.sampling import CANDIDATES, SAMPLING_SCRATCH_BYTES, UNDECIDED
+from kernels_numba.ops.sampling import UNDECIDED
 from tests.kernels.support import Memory, StepWords, every_level, run
 
 PARAMS = [

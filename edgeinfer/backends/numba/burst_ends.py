@@ -8,7 +8,7 @@ from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS
 from edgeinfer.model.program import Operation
 from kernels_numba.executor.store import KernelName
 from kernels_numba.layouts import PLANES, TILE_ROWS, UPPER_PLANE
-from kernels_numba.ops import draw_weights, elementwise, sampling, screen
+from kernels_numba.ops import candidates, draw_weights, elementwise, sampling, screen
 
 WEIGH_LOGITS, SAMPLE_TOKENS = KernelName("ops.draw_weights", "weigh_logits"), KernelName("ops.sampling", "sample_tokens")
 DRAWING_KERNELS = (WEIGH_LOGITS, SAMPLE_TOKENS)
@@ -25,7 +25,7 @@ class DrawingEnd:
         self._vocabulary = vocabulary
         self._sums_stride = draw_weights.SUM_BYTES * -(-vocabulary // elementwise.MAXIMA_COLUMNS)
         self._sums = arena.take(MAXIMUM_OUTPUT_ROWS * self._sums_stride)
-        self._scratch = arena.take(sampling.SAMPLING_SCRATCH_BYTES)
+        self._scratch = arena.take(candidates.SAMPLING_SCRATCH_BYTES)
 
     def drafts(self, logits: Slot, maxima: Slot) -> list[Draft]:
         read: dict[str, Operand] = {
