@@ -20,9 +20,11 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine.load(tiny_llama(tmp_path_factory.mktemp("models") / "llama.gguf"), context=128, threads=2) as loaded:
+@pytest.fixture(scope="module", params=[{}, {"weight_format": "Q8_0", "tied": True}], ids=["plain", "in two planes"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The second has bounds for what is chosen greedily (`kernels_numba.ops.screen`), so bursts go by several tapes."""
+    model = tiny_llama(tmp_path_factory.mktemp("models") / "llama.gguf", **request.param)
+    with Engine.load(model, context=128, threads=2) as loaded:
         yield loaded
 
 
