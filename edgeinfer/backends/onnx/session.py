@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer.backends.base import Placement
+from edgeinfer.backends.onnx.attention_kernel import attention_kernel
 from edgeinfer.backends.onnx.complaints import Complaints, heard, without_source
 from edgeinfer.backends.onnx.dialects import Exported, build_graph
 from edgeinfer.backends.onnx.emitter import Interface
@@ -52,7 +53,8 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
             with open(folder / "model.onnx.data", "wb") as stream:
                 exported = build_graph(program, file, target.dialect, FileSink(stream, "model.onnx.data"), context, Interface.STEP, not target.is_cpu)
             path.write_bytes(exported.model.SerializeToString())
-            session = _session(library, utf8_path(path), _options(library, threads, target), threads, target)
+            with attention_kernel(threads, _fewest_heads(program)):
+                session = _session(library, utf8_path(path), _options(library, threads, target), threads, target)
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
@@ -72,13 +74,19 @@ def make_session(library: Any, program: Program, file: GGUFFile, context: int, t
     return MadeSession(session, placement, (*exported.warnings, *warnings), target.one_row)
 
 
+def _fewest_heads(program: Program) -> int:
+    """Query heads of the attention that has the fewest."""
+    return min(int(str(operation.attributes["heads"])) for operation in program.operations if operation.kind == "attention")
+
+
 def _in_memory(library: Any, program: Program, file: GGUFFile, context: int, threads: int, target: Target) -> tuple[Any, Exported]:
     sink = MemorySink()
     exported = build_graph(program, file, target.dialect, sink, context, Interface.STEP, not target.is_cpu)
     options = _options(library, threads, target)
     values = [library.OrtValue.ortvalue_from_numpy(array) for array in sink.arrays.values()]  # must live until the session is made
     options.add_external_initializers(list(sink.arrays), values)
-    return _session(library, exported.model.SerializeToString(), options, threads, target), exported
+    with attention_kernel(threads, _fewest_heads(program)):
+        return _session(library, exported.model.SerializeToString(), options, threads, target), exported
 
 
 def _options(library: Any, threads: int, target: Target) -> Any:
