@@ -26,6 +26,7 @@ from edgeinfer.core.errors import BackendUnavailableError
 
 JUDGED = ("gemma-3-270m", "qwen2.5-coder-0.5b")
 AT_MOST = 1.1
+OURS: dict[str, Any] = {"cache_type": "f16"}
 
 
 def peak(engine: str, model: Path, context: int, settings: dict[str, Any]) -> Memory:
@@ -48,12 +49,12 @@ def main() -> None:
     options = parser.parse_args()
     files = {name: model_file(name) for name in options.models.split(",")}
     first = dict(first_settings("llamacpp"))
-    candidates: list[tuple[str, dict[str, Any]]] = [("edgeinfer", {})]
+    candidates: list[tuple[str, dict[str, Any]]] = [("edgeinfer", OURS)]
     candidates += [("llamacpp", {**first, "mmap": mmap, "repack": repack}) for mmap in (True, False) for repack in (True, False)]
     for name, path in files.items():
         print(f"\n{name}: file {path.stat().st_size / 1e6:.0f} MB, context {options.context}, f16 cache, 2 threads; MB", flush=True)
         print(f"{'private':>9}{'files':>8}{'together':>10}{'VmHWM':>8}")
-        peak("edgeinfer", path, options.context, {})  # compiles what is not compiled yet
+        peak("edgeinfer", path, options.context, OURS)  # compiles what is not compiled yet
         found = []
         for engine, settings in candidates:
             memory = peak(engine, path, options.context, settings)

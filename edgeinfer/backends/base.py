@@ -11,7 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Burst, OutputKind, Step, StepOutputs, can_be_drawn
@@ -27,7 +26,7 @@ class BackendOptions:
     maximum_step_rows: int = 512  # rows of a step (the chunk of a prefill)
     maximum_sequences: int = 32
     instruction_set: str | None = None  # a level's name, to force it
-    cache_type: str = DEFAULT_CACHE_TYPE  # of CACHE_TYPES
+    cache_type: str | None = None  # of CACHE_TYPES
     profile: bool = False  # time every operation of a step, for backends that can: see `ProfilingBackend`
     provider: str | None = None  # of ONNX Runtime, for the backend onnx: `NAME[:key=value,...]`, or auto
     minimum_share: float | None = None  # of a graph's nodes, that the provider must run

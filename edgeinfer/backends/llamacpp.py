@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, refuse_undeclared
 from edgeinfer.backends.llamacpp_library import describe_library, forget_log, load_library, logged_reason, model_parameters, nonzero_callback, path_for_llamacpp
 from edgeinfer.core import host
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPES
 from edgeinfer.core.errors import (
     EdgeInferError,
     EngineClosedError,
@@ -70,7 +71,7 @@ class LlamaCppBackend:
         library = load_library()
         if options.instruction_set is not None:
             raise UnsupportedOptionError(f"instruction_set is {options.instruction_set!r}, but the llamacpp backend chooses its own; leave it out")
-        if options.cache_type not in _GGML_TYPES:
+        if _cache_type(options) not in _GGML_TYPES:
             raise UnsupportedOptionError(f"cache_type is {options.cache_type!r}, but llama.cpp has {', '.join(_GGML_TYPES)}; choose one of these, or use numba")
         forget_log()
         handle = library.llama_model_load_from_file(path_for_llamacpp(model), model_parameters(library))
@@ -248,8 +249,8 @@ def _context_parameters(library: Any, options: BackendOptions, threads: int, seq
     parameters.n_seq_max = sequences
     parameters.n_outputs_max = max(MAXIMUM_OUTPUT_ROWS, sequences)  # room for the logits of every row would be 537 MB on a vocabulary of 262,144
     parameters.n_threads = parameters.n_threads_batch = threads
-    parameters.type_k = parameters.type_v = _GGML_TYPES[options.cache_type]
-    parameters.flash_attn_type = _FLASH_ATTENTION[options.cache_type]
+    parameters.type_k = parameters.type_v = _GGML_TYPES[_cache_type(options)]
+    parameters.flash_attn_type = _FLASH_ATTENTION[_cache_type(options)]
     parameters.pooling_type = _NO_POOLING
     parameters.offload_kqv = False
     parameters.op_offload = False
@@ -266,7 +267,7 @@ def _memory_plan(library: Any, model: Any, options: BackendOptions, cells: int) 
     architecture = _metadata(library, model, "general.architecture")
     sizes = [int(_metadata(library, model, f"{architecture}.attention.{what}_length") or default) for what in ("key", "value")]
     cache = library.llama_model_n_layer(model) * library.llama_model_n_head_kv(model) * sum(sizes) * cells
-    cache = cache * _CACHE_BYTES_PER_32[options.cache_type] // 32
+    cache = cache * _CACHE_BYTES_PER_32[_cache_type(options)] // 32
     return MemoryPlan(
         weights=0,
         cache=cache,
@@ -286,9 +287,13 @@ def _metadata(library: Any, model: Any, key: str) -> str:
     return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
 
 
+def _cache_type(options: BackendOptions) -> str:
+    return options.cache_type or DEFAULT_CACHE_TYPES["llamacpp"]
+
+
 def _description(options: BackendOptions) -> str:
-    flash_attention = {"f32": "off", "f16": "auto", "q8_0": "on"}[options.cache_type]
-    return f"{describe_library()}; {options.cache_type} cache, flash attention {flash_attention}"
+    flash_attention = {"f32": "off", "f16": "auto", "q8_0": "on"}[_cache_type(options)]
+    return f"{describe_library()}; {_cache_type(options)} cache, flash attention {flash_attention}"
 
 
 def _padded(tokens: int) -> int:

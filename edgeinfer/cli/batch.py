@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 from edgeinfer.cli import options
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 
 if TYPE_CHECKING:
     from edgeinfer.core.requests import SamplingParams
@@ -48,7 +47,7 @@ def batch(
     min_share: options.MinimumShare = None,
     threads: options.Threads = None,
     context: options.Context = None,
-    cache_type: options.CacheType = DEFAULT_CACHE_TYPE,
+    cache_type: options.CacheType = None,
 ) -> None:
     """Answer a file of requests together. The options hold for lines that do not say otherwise.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer.cli import options
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 
 if TYPE_CHECKING:
     from edgeinfer.core.requests import SamplingParams
@@ -31,7 +30,7 @@ def chat(
     min_share: options.MinimumShare = None,
     threads: options.Threads = None,
     context: options.Context = None,
-    cache_type: options.CacheType = DEFAULT_CACHE_TYPE,
+    cache_type: options.CacheType = None,
 ) -> None:
     """Talk with a model. Answers go to standard output; the conversation is kept until /new or /quit."""
     from edgeinfer.cli.console import loading, note, text_argument

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeinfer.cli import options
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPES
 
 
 def compile_model(
@@ -18,7 +18,7 @@ def compile_model(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="folder for the kernels; default: EDGEINFER_CACHE")] = None,
     cache_type: Annotated[
-        list[str] | None, typer.Option("--cache-type", help=f"type of the KV cache; may be given several times; default: {DEFAULT_CACHE_TYPE}")
+        list[str] | None, typer.Option("--cache-type", help=f"type of the KV cache; may be given several times; default: {DEFAULT_CACHE_TYPES['numba']}")
     ] = None,
     weights: Annotated[bool, typer.Option("--weights", help="keep packed weights on disk too: loading maps them, and takes as much room as the model")] = False,
     remove_weights: Annotated[bool, typer.Option("--remove-weights", help="remove the packed weights of this model, and do nothing else")] = False,
@@ -42,7 +42,7 @@ def compile_model(
             print(f"removed {printable_path(removed)}" if removed is not None else f"there are no packed weights of {printable(model)}")
         return
     levels = levels_named(level or [])
-    needed = kernels_of(path, tuple(cache_type or [DEFAULT_CACHE_TYPE]))
+    needed = kernels_of(path, cache_type or [None])
     with ProgressReporter(printable(model)) as reporter:
         made = [make_kernels(needed, one, output) for one in levels]
         kept = keep_weights(path, lambda done, total: reporter.progress("packing", done, total)) if weights else None

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import EdgeInferError, InvalidRequestError
 from edgeinfer.core.printable import printable
 
@@ -142,7 +141,7 @@ def loading(
     backend: str,
     context: int | None,
     threads: int | None,
-    cache_type: str = DEFAULT_CACHE_TYPE,
+    cache_type: str | None = None,
     provider: str | None = None,
     minimum_share: float | None = None,
 ) -> Iterator[Engine]:

@@ -24,7 +24,7 @@ MinimumShare = Annotated[
 Threads = Annotated[int | None, typer.Option("--threads", help="worker threads; default: the cores that this process may use")]
 Context = Annotated[int | None, typer.Option("--context", help="tokens that prompt and answer may have together; default: as trained, at most 4096")]
 CacheType = Annotated[
-    str, typer.Option("--cache-type", help="what keys and values are kept as: f16, f32, q8_0 (half the memory), or q16_0 (faster with long prompts)")
+    str | None, typer.Option("--cache-type", help="type of keys and values: f16, f32, q8_0 (half the memory), or q16_0; default: the backend's fastest")
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="tokens to generate at most")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 always takes the likeliest token")]

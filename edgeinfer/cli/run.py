@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer.cli import options
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 
 if TYPE_CHECKING:
     from edgeinfer.core.results import Completion
@@ -29,7 +28,7 @@ def run(
     min_share: options.MinimumShare = None,
     threads: options.Threads = None,
     context: options.Context = None,
-    cache_type: options.CacheType = DEFAULT_CACHE_TYPE,
+    cache_type: options.CacheType = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Continue a prompt. The text goes to standard output as it comes, timings to standard error."""

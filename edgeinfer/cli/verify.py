@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer.cli import options
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 
 if TYPE_CHECKING:
     from edgeinfer.verify.backends import BackendsOptions
@@ -24,7 +23,7 @@ def verify(
     min_share: options.MinimumShare = None,
     report: Annotated[Path | None, typer.Option("--report", help="with --backends: write an HTML page with plots into this file")] = None,
     threads: options.Threads = None,
-    cache_type: options.CacheType = DEFAULT_CACHE_TYPE,
+    cache_type: options.CacheType = None,
     instruction_set: Annotated[str | None, typer.Option("--instruction-set", help="a level's name, to force it")] = None,
     without_oracle: Annotated[bool, typer.Option("--without-oracle", help="leave llama.cpp out")] = False,
     as_json: options.AsJson = False,

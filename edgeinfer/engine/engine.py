@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import Backend, BackendOptions, Capabilities
 from edgeinfer.backends.load import load_backend
-from edgeinfer.core.cache_types import CACHE_TYPES, DEFAULT_CACHE_TYPE
+from edgeinfer.core.cache_types import CACHE_TYPES
 from edgeinfer.core.errors import ContextLengthError, InvalidRequestError
 from edgeinfer.core.memory_plan import MemoryPlan
 from edgeinfer.core.requests import SamplingParams
@@ -78,7 +78,7 @@ class Engine:
         *,
         chunk: int | None = None,
         cache_tokens: int | None = None,
-        cache_type: str = DEFAULT_CACHE_TYPE,
+        cache_type: str | None = None,
         instruction_set: str | None = None,
         maximum_sequences: int | None = None,
         prefix_reuse: bool = True,
@@ -91,10 +91,10 @@ class Engine:
         `backend`: numba, llamacpp or onnx; auto: the fastest by measurement on this machine (`backend_choice` tells which, and why); fake: for tests.
         `context`: tokens that a prompt and its answer may have together; default: what the file was trained for, at most 4,096. `threads`: default:
         what this process may use. `chunk`: rows of a step at most. `cache_tokens`: tokens that all sequences together may keep; default: decided by
-        the memory plan. `cache_type`: f16, f32, q8_0 or q16_0. `instruction_set`: a level's name, to force it. `maximum_sequences`: sequences that run
-        together. `prefix_reuse`: False computes every prompt from its start; the answers are the same. `provider`: of ONNX Runtime, for the backend onnx:
-        `NAME[:key=value,...]`, or auto; default: its CPU provider. `minimum_share`: of a graph's nodes, that the provider must run, between 0 and 1;
-        `capabilities.placement` says who runs how many.
+        the memory plan. `cache_type`: f16, f32, q8_0 or q16_0; default: the fastest of the backend. `instruction_set`: a level's name, to force it.
+        `maximum_sequences`: sequences that run together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
+        `provider`: of ONNX Runtime, for the backend onnx: `NAME[:key=value,...]`, or auto; default: its CPU provider. `minimum_share`: of a graph's nodes,
+        that the provider must run, between 0 and 1; `capabilities.placement` says who runs how many.
         `progress` is called while weights are loaded, with the bytes done and the bytes in all.
 
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
@@ -103,7 +103,7 @@ class Engine:
         from edgeinfer.model.dims import trained_context
         from edgeinfer.tokenizer import load_tokenizer
 
-        if cache_type not in CACHE_TYPES:
+        if cache_type is not None and cache_type not in CACHE_TYPES:
             raise InvalidRequestError(f"cache_type is {cache_type!r}; it must be one of {', '.join(CACHE_TYPES)}")
         context = checked_option("context", context, 2)
         defaults = BackendOptions(context=DEFAULT_CONTEXT)

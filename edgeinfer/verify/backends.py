@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import BackendUnavailableError, InvalidRequestError, UnknownChoiceError, UnsupportedModelError
 from edgeinfer.verify.corpus import DEFAULT_TOKENS, GREEDY_PROMPTS, teacher_forcing_chunks
 from edgeinfer.verify.greedy import SPREAD_LIMIT, GreedySource, error_spread, row_at
@@ -39,7 +38,7 @@ class BackendsOptions:
     tokens: int = DEFAULT_TOKENS
     greedy_tokens: int = GREEDY_TOKENS
     threads: int | None = None
-    cache_type: str = DEFAULT_CACHE_TYPE
+    cache_type: str | None = None
     provider: str | None = None  # of the backend onnx, and the share of the graph that it must run: see `BackendOptions`
     minimum_share: float | None = None
 
@@ -99,7 +98,7 @@ class BackendsReport:
 
     model: str
     threads: int
-    cache_type: str
+    cache_type: str | None  # None: each the default of its own
     backends: Mapping[str, BackendFound]
     missing: Mapping[str, str]
     teacher_forcing: TeacherForcing

@@ -48,10 +48,11 @@ def page(report: BackendsReport) -> str:
     found = report.agreement
     backends = list(report.backends)
     model = html.escape(report.model)
+    cache = f"cache {html.escape(report.cache_type)}" if report.cache_type else "each backend's default cache"
     verdict = "no bar is missed" if report.holds else "<span class=bad>a bar is missed</span>"
     parts = [
         f"<h1>{model}: {html.escape(', '.join(backends))} against the reference</h1>",
-        f"<p>{found.positions} tokens of running text, {report.threads} threads, cache {html.escape(report.cache_type)}: {verdict}. The reference computes "
+        f"<p>{found.positions} tokens of running text, {report.threads} threads, {cache}: {verdict}. The reference computes "
         "with NumPy and float64 sums from the weights as the file stores them.</p>",
         _figures(report),
         "<h2>Divergence by kind of text</h2><p>Mean KL(reference || backend) in nats; less is better.</p>",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import BackendUnavailableError, InvalidRequestError
 from edgeinfer.verify.corpus import DEFAULT_TOKENS, GREEDY_PROMPTS, MAXIMUM_CHUNK, teacher_forcing_chunks, tokenizer_texts
 from edgeinfer.verify.greedy import GreedyComparison, GreedySource, compare_all_greedy
@@ -48,7 +47,7 @@ class VerifyOptions:
     greedy_tokens: int = GREEDY_TOKENS
     backend: str = "numba"
     threads: int | None = None
-    cache_type: str = DEFAULT_CACHE_TYPE
+    cache_type: str | None = None
     instruction_set: str | None = None
     with_oracle: bool = True
     provider: str | None = None  # and the share of the graph that it must run: see `BackendOptions`

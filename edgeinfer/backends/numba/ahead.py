@@ -11,7 +11,6 @@ from edgeinfer.backends.base import BackendOptions
 from edgeinfer.backends.numba import stored
 from edgeinfer.backends.numba.backend import NumbaBackend, choose_level, plan, weights_identity
 from edgeinfer.core import host
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
 from edgeinfer.core.errors import InvalidRequestError, StorageError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path
 from edgeinfer.core.printable import printable_path
@@ -55,7 +54,7 @@ def levels_named(names: Sequence[str]) -> list[Level]:
     return list(dict.fromkeys(found)) or [choose_level()]
 
 
-def kernels_of(model: Path, cache_types: Sequence[str] = (DEFAULT_CACHE_TYPE,)) -> list[KernelName]:
+def kernels_of(model: Path, cache_types: Sequence[str | None] = (None,)) -> list[KernelName]:
     """All kernels that loading and running a model takes. Raises the errors of opening and planning."""
     needed: dict[KernelName, None] = {}
     with GGUFFile.open(model) as file:

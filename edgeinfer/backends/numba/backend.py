@@ -23,6 +23,7 @@ from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew
 from edgeinfer.backends.numba.weights import WeightPlan, Weights, pack_kernels, plan_weights
 from edgeinfer.core import env, host
 from edgeinfer.core.announcements import announced
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPES
 from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path, kernel_pack_paths
 from edgeinfer.core.memory_plan import MemoryPlan
@@ -110,7 +111,8 @@ class _Plan:
 def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
     """Reads metadata only. Raises for what is not supported; `memory.check` is up to the caller."""
     program = fuse(build_program(file))
-    check_supported(program, options.cache_type)
+    cache_type = options.cache_type or DEFAULT_CACHE_TYPES["numba"]
+    check_supported(program, cache_type)
     threads = host.worker_threads(options.threads)
     weights = plan_weights(program)
     factors = {
@@ -118,10 +120,10 @@ def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
         for name in (operation.attributes.get("frequency_factors") for operation in program.operations)
         if name is not None
     }
-    emitter = Emitter(program, options.maximum_step_rows, threads.count, options.context, options.cache_type, factors)
+    emitter = Emitter(program, options.maximum_step_rows, threads.count, options.context, cache_type, factors)
     emitter.emit()
     arena_bytes = emitter.arena.lay_out()
-    page = sum(page_bytes(store, options.cache_type) for store in program.stores)
+    page = sum(page_bytes(store, cache_type) for store in program.stores)
     available = host.available_memory()
     stored, stored_problem = find(stored_path(file), lambda: weights_identity(file, weights), weights.layout.size)
 
@@ -200,7 +202,7 @@ class NumbaBackend:
             addresses = load_kernels(decided.kernels_to_load)
             self._pool = WorkerPool(decided.threads.count, decided.threads.cpus or None, store, adapt=True)
             self._weights = self._load_weights(file, decided, addresses, progress)
-            caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, options.cache_type), "KV cache") for store_ in program.stores]
+            caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, emitter.cache_type), "KV cache") for store_ in program.stores]
             arena = Region(decided.arena_bytes, "arena")
             self._regions = [*caches, arena]
             self._constants = emitter.constants
@@ -236,7 +238,7 @@ class NumbaBackend:
             maximum_step_rows=options.maximum_step_rows,
             maximum_sequences=options.maximum_sequences,
             threads=decided.threads.count,
-            description=f"numba kernels for {level.name}, {decided.threads.count} threads ({decided.threads.reason}), {options.cache_type} cache",
+            description=f"numba kernels for {level.name}, {decided.threads.count} threads ({decided.threads.reason}), {emitter.cache_type} cache",
             output_kinds=frozenset({OutputKind.LOGITS, OutputKind.HIDDEN}),
             separate_rope_positions=True,
             maximum_passes=MAXIMUM_PASSES,

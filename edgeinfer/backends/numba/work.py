@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgeinfer.backends.numba.emit import page_bytes
 from edgeinfer.backends.numba.weights import file_bytes, matrix_in_planes
-from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPE
+from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPES
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from edgeinfer.model.program import CacheStore
@@ -72,8 +72,8 @@ class ProgramWork:
         return count * weights + sequences * own
 
 
-def count_work(program: Program, cache_type: str = DEFAULT_CACHE_TYPE) -> ProgramWork:
-    """The counts of a program, with a cache of `cache_type`."""
+def count_work(program: Program, cache_type: str | None = None) -> ProgramWork:
+    """The counts of a program, with a cache of `cache_type`, or of the default type."""
     embedding_row = left_out = 0
     in_planes = matrix_in_planes(program)
     matrices, vectors, stored = {}, {}, {}
@@ -99,12 +99,12 @@ def count_work(program: Program, cache_type: str = DEFAULT_CACHE_TYPE) -> Progra
         file_weight_bytes=sum(stored.values()),
         embedding_row_bytes=embedding_row,
         stores=program.stores,
-        cache_type=cache_type,
+        cache_type=cache_type or DEFAULT_CACHE_TYPES["numba"],
         matrices=matrices,
     )
 
 
-def work_of_file(model: Path, cache_type: str = DEFAULT_CACHE_TYPE) -> ProgramWork:
+def work_of_file(model: Path, cache_type: str | None = None) -> ProgramWork:
     """The counts of a model file, of which only metadata is read. Raises ModelFileError and UnsupportedModelError."""
     with GGUFFile.open(model) as file:
         return count_work(fuse(build_program(file)), cache_type)

@@ -59,9 +59,9 @@ class OnnxBackend(SessionBackend):
     def load(cls, model: Path, options: BackendOptions) -> SessionBackend:
         """Opens the file, plans, checks the plan against the memory that is available, and makes the graph and its session: for the backend of its dialect.
 
-        The cache is float32: the provider has no attention over float16 keys with float32 queries. For f16, which is what is asked for by default, a
-        warning says so; another type is an UnsupportedOptionError. Raises BackendUnavailableError without onnxruntime or onnx, ProviderError for a provider
-        that cannot be had or runs too little, UnsupportedModelError for what has no ONNX form, and the file's own errors.
+        The cache is float32: the provider has no attention over float16 keys with float32 queries. Unless f32 is
+        asked for, a warning says so; q8_0 and q16_0 are an UnsupportedOptionError. Raises BackendUnavailableError without onnxruntime or onnx, ProviderError
+        for a provider that cannot be had or runs too little, UnsupportedModelError for what has no ONNX form, and the file's own errors.
         """
         request = parse_provider(options.provider) if options.provider is not None else None
         minimum = checked_share(options.minimum_share, options.provider)
@@ -69,7 +69,7 @@ class OnnxBackend(SessionBackend):
         require_onnx()
         if options.instruction_set is not None:
             raise UnsupportedOptionError(f"instruction_set is {options.instruction_set!r}, but the onnx backend chooses its own; leave it out")
-        if options.cache_type not in ("f16", "f32"):
+        if options.cache_type not in (None, "f16", "f32"):
             raise UnsupportedOptionError(f"cache_type is {options.cache_type!r}, but the cache of the onnx backend is float32; leave it out, or use numba")
         targets = [CPU_TARGET] if request is None else automatic_targets(library) if request.name == AUTO else [target_of(library, request)]
         for target in targets:
