@@ -86,13 +86,13 @@ def row_tile(simd: Any, format: Any, tile: Any, weights: int, low: int, groups: 
     record = weights
     for _ in range(groups // format.groups_per_record):
         if width == 1:
-            # One token reads weights as one stream, which the hardware fetches ahead better than hints can. But a long row tile pushes the activations
-            # out of the first cache before the next one reads them again.
+            # One token reads weights as one stream, which the hardware fetches ahead better than hints can, except for large matrices in planes. But a long
+            # row tile pushes the activations out of the first cache before the next one reads them again.
             simd.prefetch(block + BLOCK_BYTES_PER_TOKEN * format.groups_per_record, format.activation_lines)
         else:
             simd.prefetch(record + PREFETCH_BYTES, format.header_lines)
         for slot in range(format.groups_per_record):
-            if width > 1:  # group by group: a record of 50 lines at once would find no free miss buffers
+            if width > 1 or format.hinted:  # group by group: a record of 50 lines at once would find no free miss buffers
                 simd.prefetch(record + PREFETCH_BYTES + format.header_bytes + slot * format.data_bytes, format.data_lines)
                 simd.prefetch(low + PREFETCH_BYTES // 2, format.low_lines)
             if width == 16:  # activations come from the second-level cache

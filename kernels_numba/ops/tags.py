@@ -44,7 +44,7 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
 
 def _plane_members(layout: PackedLayout) -> dict[str, Any]:
     """Of Q8_0 in two planes, or of its upper plane alone."""
-    members = _layout_members(layout)
+    members = _layout_members(layout) | {"hinted": True}
     if layout.join is None:
         return members | {"step": linear.step_of_bounds}
     return members | {"block_bytes": 34, "join": layout.join, "codes": linear.codes_of_planes}
@@ -64,6 +64,7 @@ def _layout_members(layout: PackedLayout) -> dict[str, Any]:
         "unpack": layout.unpack,
         "scale": layout.scale,
         "pack": layout.pack,
+        "hinted": False,  # whether a single token, too, asks for weights ahead
         "low_bytes": layout.low_bytes,
         "low_lines": layout.low_bytes // 64,
         "codes": linear.codes_of_record,
