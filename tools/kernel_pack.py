@@ -15,7 +15,7 @@ from edgeinfer.cards import load_cards, resolve_model
 from edgeinfer.core.home import model_file
 from kernels_numba.executor.store import BUILT_IN_PACK
 
-COMMON_LEVELS = ("x86_avx512vnni", "x86_avx2", "arm_i8mm", "arm_dotprod", "arm_neon")
+COMMON_LEVELS = ("x86_amx", "x86_avx512vnni", "x86_avx2", "arm_i8mm", "arm_dotprod", "arm_neon")
 
 
 def make_pack(models: list[Path], levels: list[str], folder: Path) -> int:

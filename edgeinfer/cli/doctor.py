@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "typer", "rich", "llama-cpp-python", "onnxruntime", "huggingface_hub")
 NOTABLE_FLAGS = (
     "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "gfni", "avx_vnni", "asimd", "asimddp",
-    "i8mm",
+    "i8mm", "amx_tile", "amx_int8",
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def kernel_level(flags: frozenset[str]) -> tuple[str, str]:
     import platform
 
     from edgeinfer.backends.numba.backend import choose_level
-    from edgeinfer.core import env
+    from edgeinfer.core import env, host
     from edgeinfer.core.errors import BackendUnavailableError
     from kernels_numba.simd.levels import usable_levels
 
@@ -90,7 +90,9 @@ def kernel_level(flags: frozenset[str]) -> tuple[str, str]:
     except BackendUnavailableError as error:
         return "none", str(error)
     usable = ", ".join(level.name for level in usable_levels(platform.machine(), flags))
-    return level.name, "EDGEINFER_ISA" if env.value("EDGEINFER_ISA") else f"the best of those that this machine can run ({usable})"
+    refused = host.refused_matrix_registers()
+    without = f"; not x86_amx, whose registers this process may not use: {refused}" if refused else ""
+    return level.name, "EDGEINFER_ISA" if env.value("EDGEINFER_ISA") else f"the best of those that this machine can run ({usable}){without}"
 
 
 def pinned(cores: UsableCores) -> str:

@@ -6,6 +6,7 @@ feed recorded trees; nothing here fails because a file is missing or odd: there 
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -315,16 +316,52 @@ def auxiliary_value(kind: int) -> int:
     return int(getauxval(kind))
 
 
+_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
+
+@functools.cache
+def _matrix_registers_problem() -> str | None:
+    """Linux gives the registers of AMX to those who ask: this asks, for all threads of the process and the children that it forks. Older systems, and those
+    that only look like Linux, do not know the question. None if they are given, else why not."""
+    import ctypes
+
+    try:
+        system_call = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError) as error:
+        return f"the C library has no way to ask for them: {error}"
+    system_call.restype = ctypes.c_long
+    if system_call(*(ctypes.c_long(value) for value in (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))) == 0:
+        return None
+    return f"the operating system refuses them: {os.strerror(ctypes.get_errno())}"
+
+
+def _common_flags(root: Path) -> frozenset[str]:
+    """Flags that every x86-64 processor has."""
+    flags = [set(line.split()) for line in re.findall(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)]
+    return frozenset(set.intersection(*flags)) if flags else frozenset()
+
+
+def refused_matrix_registers(root: Path = _ROOT) -> str | None:
+    """Why this process may not use the registers of AMX, though the processors have them; None if it may, or if there are none. Asks for them, where `root` is
+    this machine's."""
+    if root != _ROOT or "amx_tile" not in _common_flags(root):
+        return None
+    return _matrix_registers_problem()
+
+
 def instruction_sets(root: Path = _ROOT, machine: str | None = None, hwcap: tuple[int, int] | None = None) -> frozenset[str]:
     """What every processor of this machine can execute; empty for machines other than x86-64 and arm64.
 
-    On x86-64 all flags of /proc/cpuinfo ("avx2", "avx512_vnni" ...). On arm64 "asimd", "asimddp" (dot products) and "i8mm" from the auxiliary vector
-    (`hwcap` is AT_HWCAP, AT_HWCAP2): neither the core's name nor what LLVM detects says whether it has the last two.
+    On x86-64 all flags of /proc/cpuinfo ("avx2", "avx512_vnni" ...), without those of AMX where this process may not use its registers. On arm64 "asimd",
+    "asimddp" (dot products) and "i8mm" from the auxiliary vector (`hwcap` is AT_HWCAP, AT_HWCAP2): neither the core's name nor what LLVM detects says whether
+    it has the last two.
     """
     machine = (machine or platform.machine()).lower()
     if machine in ("x86_64", "amd64"):
-        flags = [set(line.split()) for line in re.findall(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)]
-        return frozenset(set.intersection(*flags)) if flags else frozenset()
+        refused = refused_matrix_registers(root) is not None
+        return frozenset(flag for flag in _common_flags(root) if not (refused and flag.startswith("amx_")))
     if machine in ("aarch64", "arm64"):
         first, second = hwcap or (auxiliary_value(_AT_HWCAP), auxiliary_value(_AT_HWCAP2))
         return frozenset({"asimd"} | ({"asimddp"} if first & _HWCAP_ASIMDDP else set()) | ({"i8mm"} if second & _HWCAP2_I8MM else set()))

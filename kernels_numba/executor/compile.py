@@ -26,7 +26,7 @@ from kernels_numba.executor.machine import optimize, target_machine
 from kernels_numba.simd.function import KernelFunction
 from kernels_numba.simd.levels import Level
 from kernels_numba.simd.vectors import resize
-from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target, tile_tokens
+from kernels_numba.simd.vocabulary import Emission, Idiom, convert, load_target, target_constants
 
 
 class KernelCompileError(RuntimeError):
@@ -233,7 +233,7 @@ class FrontEnd:
     def __init__(self, level: Level) -> None:
         self.level = level
         self.idioms = load_target(level.target)
-        self.simd = CompileTimeValue("simd", {**self.idioms, "tile_tokens": tile_tokens(level.target)})
+        self.simd = CompileTimeValue("simd", {**self.idioms, **target_constants(level.target)})
         self.target_context = cpu_target.target_context.subtarget(_internal_codegen=_Codegen("kernels"), aot_mode=True)
         self.target_context.refresh()  # reads the registries of both contexts
         self.typing_context = _TypingContext(cpu_target.typing_context)

@@ -1,8 +1,10 @@
-"""What several kernels share: shares of work, float operands, the layout of quantized activations."""
+"""What several kernels share: shares of work, float operands, the layout of quantized activations, where the parts of a packed matrix are."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from kernels_numba.executor.step import OUTPUTS, ROW_BLOCKS, ROW_TILE, ROWS
 from kernels_numba.simd.function import kernel_function
@@ -14,6 +16,11 @@ from kernels_numba.simd.function import kernel_function
 # blocks of a tile follow each other in ascending groups, tiles follow each other. Tokens beyond the last are zero.
 GROUP = 32
 BLOCK_BYTES_PER_TOKEN = 48
+
+ROW_TILES_IN_CACHE = 16
+"""Row tiles of a GEMM that stay in the second-level cache while the tokens pass."""
+
+PREFETCH_BYTES = 4096
 
 # Bits of a float32 magnitude, which order like the numbers.
 SMALLEST_SCALED = (127 - 100) << 23  # 2^-100: a group of which nothing is larger has the scale 0
@@ -87,3 +94,17 @@ def tile_width(simd: Any, rows: int) -> int:
     if rows <= 8:
         return 4
     return 16
+
+
+@kernel_function
+def bias_of(simd: Any, bias: int, tile: int) -> Any:
+    if bias == 0:
+        return simd.splat_f32(np.float32(0))
+    return simd.load_f32x16(bias + 64 * tile)
+
+
+@kernel_function
+def plane_bytes(simd: Any, format: Any, groups: int) -> Any:
+    """Bytes of a row tile: (in the only or upper plane, in the lower plane)."""
+    records = (groups + format.groups_per_record - 1) // format.groups_per_record
+    return records * format.record_bytes, records * format.groups_per_record * format.low_bytes

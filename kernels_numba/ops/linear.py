@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, row_count, share, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, PREFETCH_BYTES, ROW_TILES_IN_CACHE, bias_of, plane_bytes, row_count, share, word
+from kernels_numba.ops.matrices import TILE_TOKENS, linear_matrices
 from kernels_numba.simd.function import Constant, kernel_function
 
 LINEAR_OPERANDS = (
@@ -27,11 +26,6 @@ LINEAR_OPERANDS = (
     "output",
     "output_stride",
 )
-
-ROW_TILES_IN_CACHE = 16
-"""Row tiles of a GEMM that stay in the second-level cache while the tokens pass."""
-
-PREFETCH_BYTES = 4096
 
 FEW_ROWS = 8
 """Up to so many rows the registers hold at once."""
@@ -109,20 +103,6 @@ def row_tile(simd: Any, format: Any, tile: Any, weights: int, low: int, groups: 
 
 
 @kernel_function
-def bias_of(simd: Any, bias: int, tile: int) -> Any:
-    if bias == 0:
-        return simd.splat_f32(np.float32(0))
-    return simd.load_f32x16(bias + 64 * tile)
-
-
-@kernel_function
-def plane_bytes(simd: Any, format: Any, groups: int) -> Any:
-    """Bytes of a row tile: (in the only or upper plane, in the lower plane)."""
-    records = (groups + format.groups_per_record - 1) // format.groups_per_record
-    return records * format.record_bytes, records * format.groups_per_record * format.low_bytes
-
-
-@kernel_function
 def linear_tiles(
     simd: Any, format: Any, width: Constant, tokens: Constant, operands: int, blocks: int, rows: int, token: int, first: int, end: int
 ) -> None:  # fmt: skip
@@ -161,6 +141,27 @@ def linear_few(simd: Any, format: Any, operands: int, blocks: int, rows: int, fi
 
 
 @kernel_function
+def linear_vectors(simd: Any, format: Any, operands: int, blocks: int, rows: int, first_row: int, end_row: int, first: int, end: int) -> None:
+    """Row tiles first .. end for the tokens first_row .. end_row of more than FEW_ROWS `rows`."""
+    for chunk in range(first, end, ROW_TILES_IN_CACHE):
+        chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
+        for token in range(first_row, end_row, simd.tile_tokens):
+            if simd.tile_tokens == 16 and rows - token <= 12:  # the last tokens, or a batch of up to 12
+                linear_tiles(simd, format, 16, 12, operands, blocks, rows, token, chunk, chunk_end)
+            else:
+                linear_tiles(simd, format, 16, simd.tile_tokens, operands, blocks, rows, token, chunk, chunk_end)
+
+
+@kernel_function
+def linear_many(simd: Any, format: Any, operands: int, blocks: int, rows: int, first_row: int, end_row: int, first: int, end: int) -> None:
+    """The same where the CPU multiplies matrices. A single tile of tokens waits for weights more than it computes, and vectors fetch them more evenly."""
+    if rows <= TILE_TOKENS:
+        linear_vectors(simd, format, operands, blocks, rows, first_row, end_row, first, end)
+    else:
+        linear_matrices(simd, format, operands, blocks, rows, first_row, end_row, first, end)
+
+
+@kernel_function
 def linear(simd: Any, format: Any, operands: int, step: int, worker: int, workers: int) -> None:
     """Quantized weights. The dot products are of integers and exact; see `tile_accumulate`."""
     row_tiles = word(simd, operands, 1)
@@ -172,13 +173,8 @@ def linear(simd: Any, format: Any, operands: int, step: int, worker: int, worker
     if rows <= FEW_ROWS:
         linear_few(simd, format, operands, blocks, rows, first, end)
     else:
-        for chunk in range(first, end, ROW_TILES_IN_CACHE):
-            chunk_end = min(chunk + ROW_TILES_IN_CACHE, end)
-            for token in range(first_row, end_row, simd.tile_tokens):
-                if simd.tile_tokens == 16 and rows - token <= 12:  # the last tokens, or a batch of up to 12
-                    linear_tiles(simd, format, 16, 12, operands, blocks, rows, token, chunk, chunk_end)
-                else:
-                    linear_tiles(simd, format, 16, simd.tile_tokens, operands, blocks, rows, token, chunk, chunk_end)
+        many = simd.chosen(simd.matrix_tiles, linear_many, linear_vectors)
+        many(simd, format, operands, blocks, rows, first_row, end_row, first, end)
 
 
 @kernel_function

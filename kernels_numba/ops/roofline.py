@@ -1,7 +1,7 @@
 """Kernels that measure the machine instead of a model: the memory's read bandwidth in several patterns, and the peak of int8 products.
 
-They are written like any other kernel, so that every instruction set is compared with what it could do itself. Results are stored only so that no
-compiler can leave the work out.
+They are written like any other kernel, so that every instruction set is compared with what it could do itself: of products, what its vectors could do.
+Results are stored only so that no compiler can leave the work out.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.executor.step import OUTPUTS, STATUS, STATUS_NON_FINITE
-from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, share_start, tile_width, word
+from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN, GROUP, plane_bytes, share_start, tile_width, word
 from kernels_numba.ops.elementwise import LOWEST
 from kernels_numba.ops.greedy import chosen_tokens, end_pass
-from kernels_numba.ops.linear import FEW_ROWS, LINEAR_OPERANDS, linear_few, plane_bytes, row_tile
+from kernels_numba.ops.linear import FEW_ROWS, LINEAR_OPERANDS, linear_few, row_tile
 from kernels_numba.simd.function import kernel_function
 
 BOUND_LOGITS_OPERANDS = (

@@ -10,7 +10,7 @@ from typing import Any
 from kernels_numba.executor.compile import CompileTimeValue
 from kernels_numba.formats import Format
 from kernels_numba.layouts import FloatLayout, PackedLayout, packed_layout
-from kernels_numba.ops import embedding, linear
+from kernels_numba.ops import embedding, linear, matrices
 from kernels_numba.ops.common import BLOCK_BYTES_PER_TOKEN
 from kernels_numba.ops.variants import VARIANTS
 
@@ -36,9 +36,12 @@ def _packed_members(name: str, layout: PackedLayout) -> dict[str, Any]:
     members |= {"block_bytes": format.block_bytes, "blocks_per_record": 1 if format.block_elements > 32 else layout.groups_per_record}
     if layout.minimum is not None:
         members |= {"minimum": layout.minimum, "step": linear.step_with_minimum, "element": embedding.element_with_minimum}
+        members |= {"keep_parts": matrices.keep_scale_and_minimum, "add_products": matrices.add_with_minimum}
     if layout.low_scale is not None:
         members |= {"low_scale": layout.low_scale, "high_scale": layout.high_scale}
         members |= {"step": linear.step_with_sub_scales, "element": embedding.element_with_sub_scales}
+        members |= {"keep_parts": matrices.keep_sub_scales, "add_products": matrices.add_with_sub_scales}
+        members |= {"multiply": matrices.multiply_halves, "products": 2}
     return members
 
 
@@ -70,4 +73,10 @@ def _layout_members(layout: PackedLayout) -> dict[str, Any]:
         "codes": linear.codes_of_record,
         "step": linear.step_plain,
         "element": embedding.element_plain,
+        "keep_parts": matrices.keep_scale,
+        "multiply": matrices.multiply,
+        "products": 1,
+        "group_bytes": layout.record_bytes // layout.groups_per_record,
+        "group_lines": -(-layout.record_bytes // layout.groups_per_record // 64),
+        "add_products": matrices.add_plain,
     }

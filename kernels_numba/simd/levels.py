@@ -27,6 +27,11 @@ def _level(name: str, architecture: str, target: str, cpu: str, llvm_features: s
 
 LEVELS: tuple[Level, ...] = (
     # best first within an architecture; fast-dpwssd keeps LLVM from taking a dot product of pairs apart, which halves the instructions of attention
+    # Sapphire Rapids and newer; Linux has to permit the registers of matrices too (`edgeinfer.core.host`)
+    _level(
+        "x86_amx", "x86_64", "x86_amx", "cascadelake", "-prefer-256-bit,+gfni,+avx512vbmi,+fast-dpwssd,+amx-tile,+amx-int8",
+        "amx_tile amx_int8 avx512f avx512cd avx512bw avx512vl avx512dq avx512_vnni gfni avx512vbmi avx2 fma f16c bmi1 bmi2 abm movbe",
+    ),
     # Ice Lake, Zen 4 and newer; what LLVM may use beyond Cascade Lake is named, and asked of the machine
     _level(
         "x86_avx512vnni", "x86_64", "x86_avx512vnni", "cascadelake", "-prefer-256-bit,+gfni,+avx512vbmi,+fast-dpwssd",

@@ -107,10 +107,15 @@ def load_target(name: str) -> Mapping[str, Idiom]:
     return idioms
 
 
-def tile_tokens(name: str) -> int:
-    """Tokens whose accumulators, with a group's codes, fit the target's registers: `TILE_TOKENS` of the target or of what it builds on."""
-    module = importlib.import_module(f"kernels_numba.simd.targets.{name}")
-    return module.TILE_TOKENS if hasattr(module, "TILE_TOKENS") else tile_tokens(module.BASE)
+def target_constants(name: str) -> dict[str, int]:
+    """What drivers choose their code by; each is defined in the target's module or in what it builds on. `tile_tokens`: how many tokens have their accumulators
+    in registers beside a group's codes; `matrix_tiles`: 1 where the CPU multiplies matrices (`targets/matrices.py`), else 0."""
+    return {"tile_tokens": _constant(name, "TILE_TOKENS"), "matrix_tiles": _constant(name, "MATRIX_TILES")}
+
+
+def _constant(target: str, constant: str) -> int:
+    module = importlib.import_module(f"kernels_numba.simd.targets.{target}")
+    return int(getattr(module, constant)) if hasattr(module, constant) else _constant(module.BASE, constant)
 
 
 def convert(builder: ir.IRBuilder, idiom: Idiom, values: tuple[ir.Value, ...]) -> list[ir.Value]:
@@ -121,4 +126,4 @@ def convert(builder: ir.IRBuilder, idiom: Idiom, values: tuple[ir.Value, ...]) -
     return [resize(builder, value, widths[name]) if name in widths else value for name, value in zip(idiom.parameters, values, strict=True)]
 
 
-__all__ = ["Emission", "Idiom", "VectorType", "convert", "idiom", "load_target", "tile_tokens", "typed_idiom"]
+__all__ = ["Emission", "Idiom", "VectorType", "convert", "idiom", "load_target", "target_constants", "typed_idiom"]

@@ -96,7 +96,7 @@ def test_weights_are_kept_found_and_removed(command: Command, tiny: Path, folder
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--level", "x86_avx1024"], 2, "there is no instruction-set level 'x86_avx1024'; choose among x86_avx512vnni, "),
+        (["--level", "x86_avx1024"], 2, "there is no instruction-set level 'x86_avx1024'; choose among x86_amx, "),
         (["--remove-weights", "--weights"], 2, "--remove-weights goes with no other option"),
         (["--cache-type", "f8"], 2, "f8"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.cli import doctor
-from edgeinfer.core import env
+from edgeinfer.core import env, host
 from edgeinfer.core.host import UsableCores
 
 Command = Callable[..., Any]
@@ -60,6 +60,13 @@ def test_a_forced_level_is_told_or_refused(command: Command, monkeypatch: pytest
     assert doctor.kernel_level(frozenset())[1] == "EDGEINFER_ISA"
     monkeypatch.setenv("EDGEINFER_ISA", "x86_quantum")
     assert json.loads(command("doctor", "--json").out)["machine"]["instruction-set level"].startswith("none: the instruction set 'x86_quantum' cannot")
+
+
+def test_refused_registers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGEINFER_ISA", raising=False)
+    refused = "the operating system refuses them: Invalid argument"
+    monkeypatch.setattr(host, "refused_matrix_registers", lambda root=None: refused)
+    assert doctor.kernel_level(frozenset())[1].endswith(f"not x86_amx, whose registers this process may not use: {refused}")
 
 
 def test_probes_tell_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

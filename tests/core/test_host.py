@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -319,6 +320,26 @@ def test_x86_instruction_sets_are_those_of_every_processor(tmp_path: Path) -> No
     write(tmp_path, {"proc/cpuinfo": processors})
     assert host.instruction_sets(tmp_path, "x86_64") == {"fpu", "avx2", "fma"}
     assert host.instruction_sets(tmp_path / "none", "x86_64") == frozenset()
+
+
+def test_registers_of_matrices_count_where_the_system_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"proc/cpuinfo": "flags\t\t: avx2 amx_tile amx_int8 amx_bf16"})
+    assert host.refused_matrix_registers(tmp_path) is None  # a recorded tree has nobody to ask
+    monkeypatch.setattr(host, "_ROOT", tmp_path)
+    monkeypatch.setattr(host, "_matrix_registers_problem", lambda: "the operating system refuses them: Invalid argument")
+    assert host.instruction_sets(tmp_path, "x86_64") == {"avx2"}
+    assert host.refused_matrix_registers(tmp_path) == "the operating system refuses them: Invalid argument"
+    monkeypatch.setattr(host, "_matrix_registers_problem", lambda: None)
+    assert host.instruction_sets(tmp_path, "x86_64") == {"avx2", "amx_tile", "amx_int8", "amx_bf16"}
+    write(tmp_path, {"proc/cpuinfo": "flags\t\t: avx2"})
+    monkeypatch.setattr(host, "_matrix_registers_problem", lambda: pytest.fail("asked for registers that the processor does not have"))
+    assert host.instruction_sets(tmp_path, "x86_64") == {"avx2"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the registers are those of x86-64")
+def test_a_system_that_does_not_know_the_question_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_ARCH_REQ_XCOMP_PERM", 0x10FF)  # no such request
+    assert "refuses them: Invalid argument" in (host._matrix_registers_problem.__wrapped__() or "")
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def test_the_digest_covers_every_module_that_a_compile_imports(kernel: KernelNam
     imported = {name.removeprefix("kernels_numba.") for name in ran.stdout.split()} - loader
     covered = sources().modules(kernel, lowest_level())
     if not kernel.tags or kernel.tags[0] in ("f16", "silu"):  # not a format: what `ops.tags` imports is not asked for members
-        imported -= {"ops.linear", "ops.embedding", "layouts", "formats", "ops.variants", "ops.common", "executor.step"}
+        imported -= {"ops.linear", "ops.matrices", "ops.embedding", "layouts", "formats", "ops.variants", "ops.common", "executor.step"}
     assert imported <= covered
 
 

@@ -75,7 +75,7 @@ def test_products_and_sums_are_never_fused_by_the_compiler(level: str) -> None:
     assert not re.search(r"vfmadd|vfmsub|fmla|fmls|fmadd", compiled(level, multiply_then_add))
 
 
-@pytest.mark.parametrize("level", ["x86_avx512vnni", "x86_portable", "arm_neon"])
+@pytest.mark.parametrize("level", ["x86_amx", "x86_avx512vnni", "x86_portable", "arm_neon"])
 @pytest.mark.parametrize(("function", "tags"), KERNELS, ids=lambda value: value.name if isinstance(value, KernelFunction) else "-".join(value))
 def test_kernels_call_nothing(level: str, function: KernelFunction, tags: tuple[str, ...]) -> None:
     text = compiled(level, function, tags)

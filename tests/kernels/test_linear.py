@@ -40,8 +40,9 @@ _quantized: dict[tuple[tuple[int, ...], bytes], Bytes] = {}
 
 
 def linear(
-    level: str, format_name: str, packed: Bytes, rows: int, x: Floats, bias: Floats | None = None, residual: Floats | None = None, workers: int = 1
-) -> Floats:
+    level: str, format_name: str, packed: Bytes, rows: int, x: Floats, bias: Floats | None = None, residual: Floats | None = None, workers: int = 1,
+    row_blocks: int = 0,
+) -> Floats:  # fmt: skip
     """float32[tokens, rows] of the kernel; checks guards and padding."""
     memory = Memory()
     tokens, columns = x.shape
@@ -60,7 +61,7 @@ def linear(
         other = memory.matrix(residual)
         operands |= {"residual": other.address, "residual_stride": other.stride}
     function = "linear" if format_by_name(format_name).quantized else "linear_float"
-    run(level, "ops.linear", function, (format_name,), [operands[name] for name in LINEAR_OPERANDS], StepWords(tokens), workers)
+    run(level, "ops.linear", function, (format_name,), [operands[name] for name in LINEAR_OPERANDS], StepWords(tokens, row_blocks=row_blocks), workers)
     memory.check()
     assert np.isfinite(output.full).all()  # padded rows of the matrix are zeros: their columns hold no rubbish
     return output.values
@@ -92,6 +93,20 @@ def test_equals_the_twin_for_any_rows_tokens_and_workers(level: str, format_name
                 same(linear(level, format_name, packed, rows, some, None, more, workers=3), plain[:tokens] + more)
                 same(linear(level, format_name, packed, rows, some, bias, more, workers=4), plain[:tokens] + bias + more)
             memory.check()
+
+
+@pytest.mark.parametrize(("level", "format_name"), levels_and_formats(("Q4_K", "Q6_K", "Q8_0")))
+def test_more_rows_and_row_tiles_than_pass_at_once(level: str, format_name: str) -> None:
+    """More row tiles than `ROW_TILES_IN_CACHE`, more tiles of tokens than `matrices.TOKEN_TILES`, the last not full; workers share columns or rows."""
+    rows, tokens, columns = 300, 150, 256
+    stored, x = random_rows(format_name, rows, columns), activations(tokens, columns)
+    packed, memory = pack(level, format_name, stored, columns, 2)
+    residual = np.random.default_rng(1).standard_normal((tokens, rows)).astype(np.float32)
+    plain = twin(format_name)(format_name, stored, x)
+    same(linear(level, format_name, packed, rows, x), plain)
+    same(linear(level, format_name, packed, rows, x, residual=residual, workers=2), plain + residual)
+    same(linear(level, format_name, packed, rows, x, residual[0, :], residual, workers=3, row_blocks=3), plain + residual[0] + residual)
+    memory.check()
 
 
 @pytest.mark.parametrize(("level", "format_name"), levels_and_formats(FORMATS))
@@ -141,7 +156,7 @@ def test_the_twin_is_close_to_float64(format_name: str) -> None:
 
 
 INSTRUCTIONS = {
-    "x86_avx512vnni": "vpdpbusd", "x86_cascadelake": "vpdpbusd", "x86_avxvnni": "vpdpbusd", "x86_avx2": "vpmaddubsw", "arm_i8mm": "sdot",
+    "x86_amx": "vpdpbusd", "x86_avx512vnni": "vpdpbusd", "x86_cascadelake": "vpdpbusd", "x86_avxvnni": "vpdpbusd", "x86_avx2": "vpmaddubsw", "arm_i8mm": "sdot",
     "arm_dotprod": "sdot", "arm_neon": "smull",
 }  # fmt: skip
 
@@ -153,6 +168,7 @@ def test_linear_uses_the_dot_product_of_the_level_and_calls_nothing(level: str) 
 
     text = assembly(level_by_name(level), "kernel", linear_kernel, (resolve_tag("Q4_0"),))
     words = text.split()
+    assert ("tdpbssd" in words) == (level == "x86_amx")
     assert any(word.startswith(INSTRUCTIONS[level]) for word in words)
     assert not {"call", "callq", "bl", "blr"} & set(words)
 

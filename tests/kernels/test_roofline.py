@@ -16,7 +16,7 @@ READS = ("read_one_stream", "read_one_stream_prefetched", "read_four_streams", "
 PEAKS = {"int8_peak_small": 4, "int8_peak_large": 12}
 # Instructions of one dot product of 64 bytes.
 DOTS = {
-    "x86_avx512vnni": (r"\bvpdpbusd\b", 1), "x86_cascadelake": (r"\bvpdpbusd\b", 1), "x86_avxvnni": (r"\bvpdpbusd\b", 2),
+    "x86_amx": (r"\bvpdpbusd\b", 1), "x86_avx512vnni": (r"\bvpdpbusd\b", 1), "x86_cascadelake": (r"\bvpdpbusd\b", 1), "x86_avxvnni": (r"\bvpdpbusd\b", 2),
     "x86_avx2": (r"\bvpmaddubsw\b", 2), "arm_i8mm": (r"\bsdot\b", 4), "arm_dotprod": (r"\bsdot\b", 4),
     "arm_neon": (r"\bsmull2?\b", 8),
 }  # fmt: skip

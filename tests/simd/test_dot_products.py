@@ -96,7 +96,8 @@ def test_dot_products_of_pairs_are_exact(level: Level) -> None:
 
 
 PAIRS = {
-    "x86_avx512vnni": "vpdpwssd", "x86_cascadelake": "vpdpwssd", "x86_avxvnni": "vpdpwssd", "x86_avx2": "vpmaddwd", "x86_portable": "pmaddwd",
+    "x86_amx": "vpdpwssd", "x86_avx512vnni": "vpdpwssd", "x86_cascadelake": "vpdpwssd", "x86_avxvnni": "vpdpwssd", "x86_avx2": "vpmaddwd",
+    "x86_portable": "pmaddwd",
     "arm_i8mm": "smlal", "arm_dotprod": "smlal", "arm_neon": "smlal",
 }  # fmt: skip
 
@@ -109,6 +110,7 @@ def test_pairs_are_multiplied_by_the_instruction_of_the_level(level: Level) -> N
 
 
 INSTRUCTIONS = {
+    "x86_amx": ("vpdpbusd", "vpdpbusd"),
     "x86_avx512vnni": ("vpdpbusd", "vpdpbusd"),
     "x86_cascadelake": ("vpdpbusd", "vpdpbusd"),
     "x86_avxvnni": ("{vex}", "{vex}"),

@@ -23,6 +23,11 @@ CASCADE_LAKE = HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512vl", "avx512
         ("x86_64", HASWELL | {"avx_vnni"}, ["x86_avxvnni", "x86_avx2", "x86_portable"]),
         ("x86_64", CASCADE_LAKE, ["x86_cascadelake", "x86_avx2", "x86_portable"]),
         ("x86_64", CASCADE_LAKE | {"gfni", "avx512vbmi"}, ["x86_avx512vnni", "x86_cascadelake", "x86_avx2", "x86_portable"]),
+        (
+            "x86_64", CASCADE_LAKE | {"gfni", "avx512vbmi", "amx_tile", "amx_int8"},
+            ["x86_amx", "x86_avx512vnni", "x86_cascadelake", "x86_avx2", "x86_portable"],
+        ),
+        ("x86_64", HASWELL | {"amx_tile", "amx_int8"}, ["x86_avx2", "x86_portable"]),
         ("aarch64", frozenset({"asimd"}), ["arm_neon"]),
         ("aarch64", frozenset({"asimd", "asimddp", "i8mm", "sve"}), ["arm_i8mm", "arm_dotprod", "arm_neon"]),
         ("riscv64", frozenset(), []),

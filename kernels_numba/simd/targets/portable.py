@@ -10,9 +10,10 @@ from llvmlite import ir
 from kernels_numba.simd.vectors import ELEMENTS, VECTORS, splat
 from kernels_numba.simd.vocabulary import Emission, idiom
 
-PARTS = ("memory", "lanes", "synchronisation", "tiles")
+PARTS = ("memory", "lanes", "synchronisation", "tiles", "matrices")
 """Modules beside this one that belong to the portable target."""
 TILE_TOKENS = 4
+MATRIX_TILES = False
 
 I8, I16, I32, I64 = (ELEMENTS[name] for name in ("i8", "i16", "i32", "i64"))
 F32, F64 = ELEMENTS["f32"], ELEMENTS["f64"]

@@ -23,7 +23,7 @@ INTERLEAVED_TOKENS = 4
 """Tokens whose dot products are interleaved: enough to hide the latency, few enough not to spill."""
 
 
-def _is_tile(kind: types.Type) -> bool:
+def is_tile(kind: types.Type) -> bool:
     return isinstance(kind, types.UniTuple) and kind.dtype == VECTORS["f32x16"]
 
 
@@ -92,6 +92,11 @@ class _Block:
         return splat(b, b.mul(total, I32(-(1 << zero_shift))), I32X16)
 
 
+def activations_of_sixteen(e: Emission, address: ir.Value) -> _Block:
+    """A group's activations of a tile of 16 tokens."""
+    return _Block(e, address, 16, I64(0), I64(0), 16)
+
+
 def _after(e: Emission, scale: ir.Value, other: ir.Value, kinds: Kinds, ordered: bool) -> ir.Value:
     """The scale, for use when the other value is there. Where something else than 0 starts the sums (`ordered`), LLVM would start those of all tokens at once,
     and spill; where they start from 0 its own order is as good."""
@@ -103,7 +108,7 @@ def _token_groups(tokens: int, width: int) -> list[range]:
     return [range(first, min(first + width, tokens)) for first in range(0, tokens, width)]
 
 
-def _finish(e: Emission, tile: ir.Value, parts: list[ir.Value]) -> ir.Value:
+def finish(e: Emission, tile: ir.Value, parts: list[ir.Value]) -> ir.Value:
     for token, value in enumerate(parts):
         tile = e.builder.insert_value(tile, value, token)
     return tile
@@ -115,7 +120,7 @@ def _dot(zero_shift: int) -> str:
 
 
 def _accumulate_type(arguments: Kinds) -> types.Type | None:
-    return arguments[0] if _is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 6)) else None
+    return arguments[0] if is_tile(arguments[0]) and all(isinstance(arguments[index], types.IntegerLiteral) for index in (3, 6)) else None
 
 
 def _accumulate(
@@ -145,7 +150,7 @@ def _accumulate(
             factor = b.fmul(scale, activations.scale(token))
             totals[token] = e.call("fma", b.sitofp(dots[token], F32X16), factor, totals[token])
             scale = _after(e, scale, totals[token], kinds, ordered)
-    return _finish(e, tile, totals)
+    return finish(e, tile, totals)
 
 
 @typed_idiom(_accumulate_type)
@@ -188,11 +193,11 @@ def tile_accumulate_sub_scales(
             factor = b.fmul(scale, activations.scale(token))
             totals[token] = e.call("fma", b.sitofp(total, F32X16), factor, totals[token])
             scale = _after(e, scale, totals[token], kinds, bool(kinds[6].literal_value))
-    return _finish(e, tile, totals)
+    return finish(e, tile, totals)
 
 
 def _bound_type(arguments: Kinds) -> types.Type | None:
-    return arguments[0] if _is_tile(arguments[0]) and isinstance(arguments[3], types.IntegerLiteral) else None
+    return arguments[0] if is_tile(arguments[0]) and isinstance(arguments[3], types.IntegerLiteral) else None
 
 
 @typed_idiom(_bound_type)
@@ -212,7 +217,7 @@ def tile_accumulate_bound(
 
 
 def _first_tile(arguments: Kinds) -> types.Type | None:
-    return arguments[0] if _is_tile(arguments[0]) else None
+    return arguments[0] if is_tile(arguments[0]) else None
 
 
 @typed_idiom(_first_tile)
@@ -220,7 +225,7 @@ def tile_add_minimum(e: Emission, kinds: Kinds, tile: ir.Value, block: ir.Value,
     """For each token: tile += minimum * (activation scale * sum of the activation codes), fused."""
     activations = _Block(e, block, kinds[2].literal_value, first, stride, kinds[0].count)
     parts = [e.call("fma", minimum, activations.scaled_sum(token), e.builder.extract_value(tile, token)) for token in range(kinds[0].count)]
-    return _finish(e, tile, parts)
+    return finish(e, tile, parts)
 
 
 @typed_idiom(_first_tile)
@@ -230,7 +235,7 @@ def tile_fma(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, addres
     for token in range(kinds[0].count):
         parts.append(e.call("fma", vector, _broadcast(e, address, 0, F32X16), e.builder.extract_value(tile, token)))
         address = e.builder.add(address, stride)
-    return _finish(e, tile, parts)
+    return finish(e, tile, parts)
 
 
 def _is_integer_tile(kind: types.Type) -> bool:
@@ -248,7 +253,7 @@ def tile_dot_i16(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, ad
     for row in range(kinds[0].count):
         parts.append(e.call("dot_i16", e.builder.extract_value(tile, row), vector, _broadcast(e, address, 0, I32X16)))
         address = e.builder.add(address, stride)
-    return _finish(e, tile, parts)
+    return finish(e, tile, parts)
 
 
 def _scaled_type(arguments: Kinds) -> types.Type | None:
@@ -269,7 +274,7 @@ def tile_scaled(e: Emission, kinds: Kinds, tile: ir.Value, vector: ir.Value, add
 
 
 def _store_type(arguments: Kinds) -> types.Type | None:
-    return types.void if _is_tile(arguments[0]) else None
+    return types.void if is_tile(arguments[0]) else None
 
 
 @typed_idiom(_store_type)
