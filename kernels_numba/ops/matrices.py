@@ -28,11 +28,13 @@ TOKEN_TILES = 8
 CHUNK_GROUPS = 8
 """Groups of a chunk at most, whole records of every format: what a chunk writes and the activations that it reads stay in a first-level cache of 48 kB."""
 
-# A kernel's scratch memory: accumulators of each tile of tokens, codes and scales of each group, products of each group and half.
+# A kernel's scratch memory: accumulators of each tile of tokens, codes and scales of each group, products of each group and half, and what
+# `begin_products` saves.
 CODES_AT = TILE_BYTES * TOKEN_TILES
 PARTS_AT = CODES_AT + CODE_BYTES * CHUNK_GROUPS
 PRODUCTS_AT = PARTS_AT + PART_BYTES * CHUNK_GROUPS
-SCRATCH_BYTES = PRODUCTS_AT + 2 * PRODUCT_BYTES * CHUNK_GROUPS
+SAVED_AT = PRODUCTS_AT + 2 * PRODUCT_BYTES * CHUNK_GROUPS
+SCRATCH_BYTES = SAVED_AT + 64
 
 
 @kernel_function
@@ -173,7 +175,7 @@ def linear_matrices(simd: Any, format: Any, operands: int, blocks: int, rows: in
     weights = word(simd, operands, 0)
     low = weights + word(simd, operands, 1) * row_tile_bytes
     scratch = simd.scratch(SCRATCH_BYTES)
-    simd.begin_products()
+    simd.begin_products(scratch + SAVED_AT)
     for chunk in range(first, end, ROW_TILES_IN_CACHE):
         for token in range(first_row, end_row, TILE_TOKENS * TOKEN_TILES):
             tiles = min(TOKEN_TILES, (end_row - token + TILE_TOKENS - 1) // TILE_TOKENS)
@@ -181,4 +183,4 @@ def linear_matrices(simd: Any, format: Any, operands: int, blocks: int, rows: in
             for row_tile in range(chunk, min(chunk + ROW_TILES_IN_CACHE, end)):
                 here = weights + row_tile * row_tile_bytes
                 row_tile_of_matrices(simd, format, operands, here, low + row_tile * low_tile_bytes, groups, at, rows, token, tiles, row_tile, scratch)
-    simd.end_products()
+    simd.end_products(scratch + SAVED_AT)

@@ -37,13 +37,13 @@ def scratch(e: Emission, size: ir.Value) -> ir.Value:
     return e.builder.ptrtoint(memory, I64)
 
 
-@idiom("void()")
-def begin_products(e: Emission) -> None:
-    """Before the first product; changes what the thread's `end_products` restores."""
+@idiom("void(i64)")
+def begin_products(e: Emission, saved: ir.Value) -> None:
+    """Before the first product. What this changes of the thread's state, `end_products` restores from the 64 bytes at `saved`."""
 
 
-@idiom("void()")
-def end_products(e: Emission) -> None:
+@idiom("void(i64)")
+def end_products(e: Emission, saved: ir.Value) -> None:
     """After the last product. No memory need be written when it returns but what products have as output."""
 
 

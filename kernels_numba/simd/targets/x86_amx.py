@@ -1,7 +1,7 @@
 """x86-64 with AMX: products of small matrices of bytes in registers of 16 rows of 64 bytes. Everything else is that of AVX-512.
 
-The shapes of the registers are a thread's own state, loaded before products and released after them, so that the operating system has nothing to save of a
-thread that does anything else.
+The shapes of the registers are a thread's own state, loaded before products and put back after them: so the operating system has nothing to save of a thread
+of ours that does anything else, and a caller that multiplies matrices itself finds the shapes that it has set.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def _configuration() -> bytes:
     return bytes(words)
 
 
-@idiom("void()")
-def begin_products(e: Emission) -> None:
+@idiom("void(i64)")
+def begin_products(e: Emission, saved: ir.Value) -> None:
+    e.llvm("llvm.x86.sttilecfg", VOID, e.pointer(saved, I8))
     module = e.builder.module
     constant = ir.Constant(ir.ArrayType(I8, 64), bytearray(_configuration()))
     shapes = ir.GlobalVariable(module, constant.type, module.get_unique_name("shapes_of_registers"))
@@ -39,9 +40,9 @@ def begin_products(e: Emission) -> None:
     e.llvm("llvm.x86.ldtilecfg", VOID, e.builder.bitcast(shapes, ir.PointerType(I8)))
 
 
-@idiom("void()")
-def end_products(e: Emission) -> None:
-    e.llvm("llvm.x86.tilerelease", VOID)
+@idiom("void(i64)")
+def end_products(e: Emission, saved: ir.Value) -> None:
+    e.llvm("llvm.x86.ldtilecfg", VOID, e.pointer(saved, I8))  # no shapes at all, where there were none
 
 
 def _product(e: Emission, sums: int, activations: int, codes: int, code_address: ir.Value, block: ir.Value, output: ir.Value) -> None:
