@@ -99,6 +99,7 @@ def nonzero_callback(library: Any) -> Any:
 
 def forget_log() -> None:
     """Call this before a call whose failure `logged_reason` shall explain."""
+    load_library().llama_log_set(_log_callback, ctypes.c_void_p(0))  # somebody else in the process may have taken the log since
     _log.lines.clear()
 
 

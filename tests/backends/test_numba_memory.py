@@ -74,7 +74,7 @@ def test_the_plan_is_what_is_used(large: Path, cache_type: str) -> None:
 
 
 def test_planning_touches_no_weight(large: Path) -> None:
-    options = BackendOptions(context=4096, cache_tokens=4096, threads=1, maximum_step_rows=256)
+    options = BackendOptions(context=4096, cache_tokens=4096, threads=1, maximum_step_rows=256, cache_type="f16")
     with GGUFFile.open(large) as file:
         before = host.resident_memory()
         decided = plan(file, options)

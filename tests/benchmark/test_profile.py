@@ -50,7 +50,7 @@ def test_windows_bound_the_bytes_of_the_cache(tmp_path: Path) -> None:
     windows = [store.window for store in work.stores]
     assert 0 in windows and max(windows) > 0
     for number, store in enumerate(work.stores):
-        each = 2 * store.kv_heads * (store.key_size + store.value_size)  # float16
+        each = store.kv_heads * (2 * (store.key_size + store.value_size) + 8)  # of 16 bits, and a float32 scale for a head's keys and values
         assert work.store_bytes(number, 3) == 3 * each
         assert work.store_bytes(number, 10_000) == (store.window or 10_000) * each
     one, two = work.decode_bytes(4, 2), work.decode_bytes(4, 2, sequences=2)

@@ -22,6 +22,9 @@ COUNT = 256
 ELSEWHERE = {
     "dot_u8i8", "dot_u7i8", "dot_i16", "keep_in_register", "after",  # tests/simd/test_dot_products.py, and every linear kernel
     "tile_zero", "tile_accumulate", "tile_accumulate_sub_scales", "tile_add_minimum", "tile_fma", "tile_store", "tile_store_codes",  # linear kernels
+    "tile_accumulate_bound",  # test_screen.py
+    "chosen", "scratch", "begin_products", "end_products", "product", "product_of_halves", "tile_store_signed", "tile_load", "tile_keep", "tile_add_product",
+    "tile_add_product_of_halves",  # test_matrices.py
     "tile_add", "tile_zero_i32", "tile_dot_i16", "tile_scaled",  # attention
     "atomic_add", "atomic_load", "atomic_store", "pause", "call_kernel", "call_system", "call_clock",  # the executor
     "floating_point_mode", "set_floating_point_mode", "plain_floating_point_mode",
