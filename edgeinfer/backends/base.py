@@ -30,6 +30,7 @@ class BackendOptions:
     profile: bool = False  # time every operation of a step, for backends that can: see `ProfilingBackend`
     provider: str | None = None  # of ONNX Runtime, for the backend onnx: `NAME[:key=value,...]`, or auto
     minimum_share: float | None = None  # of a graph's nodes, that the provider must run
+    prewarm: bool = False  # make while loading what else would be made beside the first work that could use it
 
 
 @dataclass(frozen=True)

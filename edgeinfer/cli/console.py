@@ -149,7 +149,7 @@ def loading(
     _import_numpy_without_threads()
     gc.disable()  # loading makes a million objects that stay, and no garbage to speak of
     from edgeinfer import Engine
-    from edgeinfer.core.announcements import listening
+    from edgeinfer.core.announcements import background, listening
     from edgeinfer.core.host import usable_cores, worker_threads
 
     wanted, sensible = worker_threads(threads), usable_cores()
@@ -175,6 +175,8 @@ def loading(
         note(f"edgeinfer: {engine.capabilities.placement}")
     with engine:
         yield engine
+    for work in background():
+        note(f"edgeinfer: {work}, once, before this ends ...")
 
 
 def _rewrite_line(text: str) -> None:

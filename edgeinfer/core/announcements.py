@@ -1,6 +1,7 @@
 """Work that a person should hear of because it takes long and happens once: those who do it announce it, a face that listens shows it.
 
-Without a listener nothing happens. Listening is a matter of the thread that loads an engine, so engines of other threads are not heard.
+Without a listener nothing happens. Listening is a matter of the thread that loads an engine, so engines of other threads are not heard. What goes on beside
+the work of whoever waits is not announced but can be looked up, by those who wonder why the process does not end.
 """
 
 from __future__ import annotations
@@ -29,3 +30,21 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+_background: list[str] = []
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Around work beside that of everybody else, in a thread that the process waits for before it ends."""
+    _background.append(what)
+    try:
+        yield
+    finally:
+        _background.remove(what)
+
+
+def background() -> tuple[str, ...]:
+    """What goes on now."""
+    return tuple(_background)

@@ -84,6 +84,7 @@ class Engine:
         prefix_reuse: bool = True,
         provider: str | None = None,
         minimum_share: float | None = None,
+        prewarm: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Engine:
         """Loads a GGUF file, or the model of a card that was pulled.
@@ -94,7 +95,8 @@ class Engine:
         the memory plan. `cache_type`: f16, f32, q8_0 or q16_0; default: the fastest of the backend. `instruction_set`: a level's name, to force it.
         `maximum_sequences`: sequences that run together. `prefix_reuse`: False computes every prompt from its start; the answers are the same.
         `provider`: of ONNX Runtime, for the backend onnx: `NAME[:key=value,...]`, or auto; default: its CPU provider. `minimum_share`: of a graph's nodes,
-        that the provider must run, between 0 and 1; `capabilities.placement` says who runs how many.
+        that the provider must run, between 0 and 1; `capabilities.placement` says who runs how many. `prewarm`: kernels that some requests alone need
+        are compiled now, if they are missing, instead of beside the first such request, which is answered without them.
         `progress` is called while weights are loaded, with the bytes done and the bytes in all.
 
         Raises ModelNotFoundError, ModelFileError, UnsupportedModelError, MemoryPlanError, BackendUnavailableError or InvalidRequestError.
@@ -128,6 +130,7 @@ class Engine:
                 cache_type=cache_type,
                 provider=provider,
                 minimum_share=minimum_share,
+                prewarm=prewarm,
             )
             if backend == "auto":
                 from edgeinfer.backends.choice import load_auto

@@ -241,7 +241,7 @@ def _load(model: Path, backend: str, options: BackendsOptions) -> Engine:
     provider, share = (options.provider, options.minimum_share) if backend == "onnx" else (None, None)
     return Engine.load(
         model, backend, context, options.threads, cache_type=options.cache_type, cache_tokens=context, maximum_sequences=1, provider=provider,
-        minimum_share=share,
+        minimum_share=share, prewarm=True,
     )  # fmt: skip
 
 

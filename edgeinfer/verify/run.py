@@ -107,7 +107,7 @@ def _load_ours(model: Path, options: VerifyOptions, chunk: int | None = None) ->
     context, threads = room(options.greedy_tokens), options.threads
     return Engine.load(
         model, options.backend, context, threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set,
-        provider=options.provider, minimum_share=options.minimum_share,
+        provider=options.provider, minimum_share=options.minimum_share, prewarm=True,
     )  # fmt: skip
 
 

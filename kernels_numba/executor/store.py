@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels_numba.executor.executable import MappedCode
+from kernels_numba.executor.executable import map_code
 from kernels_numba.executor.link import Image, link
 from kernels_numba.executor.sources import compiler_versions, sources
 from kernels_numba.executor.trust import PACKAGE, make_own, not_ours
@@ -92,11 +92,13 @@ class KernelStore:
             )
             self.directory = None
         self.packs = tuple(pack / level.name for pack in packs if _trusted_pack(pack, level.name))
+        self._places = (*((self.directory,) if self.directory is not None else ()), *self.packs)  # where kernels are looked for, in order
         self.compiled: list[str] = []  # symbols that this process had to compile
         self._keeps = self.directory is not None  # until writing fails once
-        self._mapped: list[MappedCode] = []
         self._addresses: dict[KernelName, int] = {}
         self._lock = threading.Lock()
+        self._late: threading.Thread | None = None
+        self._late_error: BaseException | None = None  # what a compile beside the work ended with
 
     def load(self, kernels: Iterable[KernelName], compiling: Compiling = lambda count: contextlib.nullcontext()) -> dict[KernelName, int]:
         """The addresses of the kernels, compiling those that are missing, if any are: `with compiling(how many)` around it."""
@@ -106,6 +108,34 @@ class KernelStore:
             if missing:
                 self._load(missing, compiling)
             return {kernel: self._addresses[kernel] for kernel in wanted}
+
+    def load_or_begin(self, kernels: Iterable[KernelName], compiling: Compiling = lambda count: contextlib.nullcontext()) -> dict[KernelName, int] | None:
+        """The addresses of kernels that are there. None while some are not: a thread that this starts compiles them, and the process does not end before it.
+
+        For who has something else to do until then. Raises what such a thread ended with.
+        """
+        wanted = list(dict.fromkeys(kernels))
+        if (self._late is not None and self._late.is_alive()) or not self._lock.acquire(blocking=False):
+            return None  # these are being compiled, or others, and then they will be asked for again
+        try:
+            if self._late_error is not None:
+                raise self._late_error
+            missing = [kernel for kernel in wanted if kernel not in self._addresses]
+            if all(self._find(kernel, self._places) is not None for kernel in missing):
+                if missing:
+                    self._load(missing, compiling)
+                return {kernel: self._addresses[kernel] for kernel in wanted}
+            self._late = threading.Thread(target=self._load_late, args=(wanted, compiling), name="edgeinfer-late-kernels", daemon=False)
+            self._late.start()
+            return None
+        finally:
+            self._lock.release()
+
+    def _load_late(self, kernels: list[KernelName], compiling: Compiling) -> None:
+        try:
+            self.load(kernels, compiling)
+        except BaseException as error:  # for the next who asks
+            self._late_error = error
 
     @property
     def loaded(self) -> list[KernelName]:
@@ -142,21 +172,18 @@ class KernelStore:
         self._write(kernel, self._compile(kernel))
 
     def _load(self, kernels: list[KernelName], compiling: Compiling) -> None:
-        places = (*((self.directory,) if self.directory is not None else ()), *self.packs)
-        images = {kernel: self._find(kernel, places) for kernel in kernels}
+        images = {kernel: self._find(kernel, self._places) for kernel in kernels}
         absent = [kernel for kernel, image in images.items() if image is None]
         with compiling(len(absent)) if absent else contextlib.nullcontext():
             self._compile_in_children(absent)
             for kernel in absent:
-                image = self._find(kernel, places[:1]) if self.directory is not None and self._path(kernel).exists() else None
+                image = self._find(kernel, self._places[:1]) if self.directory is not None and self._path(kernel).exists() else None
                 if image is None:
                     image = self._compile(kernel)
                     self._write(kernel, image)
                 images[kernel] = image
         whole = {kernel: image for kernel, image in images.items() if image is not None}
-        code = MappedCode([image.code for image in whole.values()])
-        self._mapped.append(code)
-        for (kernel, image), start in zip(whole.items(), code.addresses, strict=True):
+        for (kernel, image), start in zip(whole.items(), map_code([image.code for image in whole.values()]), strict=True):
             self._addresses[kernel] = start + image.entry
 
     def _compile_in_children(self, kernels: list[KernelName], progress: Callable[[int], None] = lambda done: None) -> None:

@@ -27,7 +27,9 @@ def write_models(folder: Path) -> list[Path]:
 
 
 def options(instruction_set: str | None, threads: int = 2) -> BackendOptions:
-    return BackendOptions(context=CONTEXT, threads=threads, cache_tokens=4 * CONTEXT, maximum_step_rows=64, instruction_set=instruction_set)
+    return BackendOptions(
+        context=CONTEXT, threads=threads, cache_tokens=4 * CONTEXT, maximum_step_rows=64, instruction_set=instruction_set, prewarm=True
+    )
 
 
 def logits_digest(path: Path, instruction_set: str | None) -> str:

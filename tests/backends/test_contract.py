@@ -82,6 +82,7 @@ def _load(case: Case, **options: object) -> Backend:
         "maximum_step_rows": 64,
         "maximum_sequences": 4,
         "cache_type": "f32",
+        "prewarm": True,
         **options,
     }
     return load_backend(case.backend, case.model, BackendOptions(**fields))  # type: ignore[arg-type]

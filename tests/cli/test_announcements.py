@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.cli import console
-from edgeinfer.core.announcements import announced
+from edgeinfer.core.announcements import announced, going_on
 from tests.support.tiny_models import tiny_llama
 
 Command = Callable[..., Any]
@@ -46,6 +46,15 @@ def test_a_terminal_shows_it_in_place(capsys: pytest.CaptureFixture[str], engine
         pass
     shown = capsys.readouterr().err.split("\r\x1b[2K")
     assert shown == ["", "loading m.gguf ...", "compiling 3 kernels ...", "loading m.gguf ...", ""]
+
+
+def test_the_end_says_what_the_process_still_waits_for(capsys: pytest.CaptureFixture[str], engine: Any) -> None:
+    with going_on("compiling 2 more kernels"), console.loading("m.gguf", "numba", None, 1):
+        pass
+    assert capsys.readouterr().err == "edgeinfer: compiling 2 more kernels, once, before this ends ...\n"
+    with console.loading("m.gguf", "numba", None, 1):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

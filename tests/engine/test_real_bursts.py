@@ -30,7 +30,7 @@ DRAWN = [
 
 @pytest.fixture(scope="module", params=["smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.load(model_path(request.param), context=64, threads=2, maximum_sequences=9, cache_tokens=9 * 64) as loaded:
+    with Engine.load(model_path(request.param), context=64, threads=2, maximum_sequences=9, cache_tokens=9 * 64, prewarm=True) as loaded:
         yield loaded
 
 

@@ -24,7 +24,7 @@ PARAMS = [
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The second has bounds for what is chosen greedily (`kernels_numba.ops.screen`), so bursts go by several tapes."""
     model = tiny_llama(tmp_path_factory.mktemp("models") / "llama.gguf", **request.param)
-    with Engine.load(model, context=128, threads=2) as loaded:
+    with Engine.load(model, context=128, threads=2, prewarm=True) as loaded:
         yield loaded
 
 

@@ -14,7 +14,7 @@ import pytest
 from kernels_numba.executor import link as link_module
 from kernels_numba.executor.aligned import address_of
 from kernels_numba.executor.compile import front_end
-from kernels_numba.executor.executable import MappedCode
+from kernels_numba.executor.executable import map_code
 from kernels_numba.executor.link import LinkError, link
 from kernels_numba.executor.store import KernelName
 from kernels_numba.ops.tags import resolve_tag
@@ -43,10 +43,10 @@ def test_an_image_computes_what_llvms_linker_makes_of_the_object() -> None:
     code = front_end(lowest_level()).compile("test_polynomial", polynomial, (), 4)
     image = link(code, "test_polynomial")
     [theirs] = load_objects({"test_polynomial": code})
-    mapped = MappedCode([b"\xcc" * 5000, image.code, image.code])
-    assert all(address % 4096 == 0 for address in mapped.addresses)
+    starts = map_code([b"\xcc" * 5000, image.code, image.code])
+    assert all(address % 4096 == 0 for address in starts)
     results = []
-    for address in (theirs, *(start + image.entry for start in mapped.addresses[1:])):
+    for address in (theirs, *(start + image.entry for start in starts[1:])):
         memory = np.zeros(64, np.float32)
         place = memory[(-address_of(memory) % 64) // 4 :][:32]
         place[:16] = np.arange(16)

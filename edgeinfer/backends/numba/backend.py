@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from edgeinfer.backends.base import BackendOptions, CacheGroup, Capabilities, OperationTime, refuse_impossible_burst, refuse_undeclared
 from edgeinfer.backends.numba.arena import Slot, row_stride, rows_bytes
-from edgeinfer.backends.numba.burst_ends import DRAWING_KERNELS
+from edgeinfer.backends.numba.burst_ends import DRAWING_KERNELS, SCREENING_KERNELS
 from edgeinfer.backends.numba.drafts import Address, Draft
 from edgeinfer.backends.numba.emit import Emitter, check_supported, page_bytes
+from edgeinfer.backends.numba.late import LateTape
 from edgeinfer.backends.numba.memory import Region
 from edgeinfer.backends.numba.screening import Screening
 from edgeinfer.backends.numba.stored import StoredWeights, find, identity, renew, stored_path
@@ -27,7 +28,7 @@ from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPES
 from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path, kernel_pack_paths
 from edgeinfer.core.memory_plan import MemoryPlan
-from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, Draws, OutputKind, Step, StepOutputs
+from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, UNDECIDED, Draws, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
 from kernels_numba.executor.step import StepRecord
@@ -99,13 +100,12 @@ class _Plan:
     @property
     def kernels(self) -> list[KernelName]:
         """All that running and packing the model takes."""
-        return [*self.kernels_to_load, *DRAWING_KERNELS]
+        return list(dict.fromkeys([*self.kernels_to_load, *DRAWING_KERNELS, *(draft.kernel for draft in self.emitter.screening_drafts())]))
 
     @property
     def kernels_to_load(self) -> list[KernelName]:
         """Those that loading takes."""
-        drafts = [*self.emitter.drafts, *self.emitter.screening_drafts()]
-        return list(dict.fromkeys([*RUN_KERNELS, *pack_kernels(self.weights), *(draft.kernel for draft in drafts)]))
+        return list(dict.fromkeys([*RUN_KERNELS, *pack_kernels(self.weights), *(draft.kernel for draft in self.emitter.drafts)]))
 
 
 def plan(file: GGUFFile, options: BackendOptions) -> _Plan:
@@ -195,11 +195,8 @@ class NumbaBackend:
             level = choose_level(options.instruction_set)
             store = kernel_store(level)
             kept = "once for this machine" if store.directory is not None else "for this process alone"
-
-            def load_kernels(kernels: Sequence[KernelName]) -> dict[KernelName, int]:
-                return store.load(kernels, lambda count: announced(f"compiling {count} kernels for {level.name}, {kept}"))
-
-            addresses = load_kernels(decided.kernels_to_load)
+            needed = decided.kernels if options.prewarm else decided.kernels_to_load
+            addresses = store.load(needed, lambda count: announced(f"compiling {count} kernels for {level.name}, {kept}"))
             self._pool = WorkerPool(decided.threads.count, decided.threads.cpus or None, store, adapt=True)
             self._weights = self._load_weights(file, decided, addresses, progress)
             caches = [Region(_pages(decided.cache_tokens) * page_bytes(store_, emitter.cache_type), "KV cache") for store_ in program.stores]
@@ -211,14 +208,13 @@ class NumbaBackend:
             until_hidden = [*entries[: emitter.hidden_end - 1], dataclasses.replace(entries[emitter.hidden_end - 1], barrier_after=True)]
             self._hidden_tape = Tape.build(until_hidden, addresses)  # for steps that want no logits: the output matrix is a quarter of a small model
             drawing = self._entries(emitter.drawing_drafts(), self._weights, caches, arena)
-            self._make_drawing_tape = lambda: Tape.build([*entries[:-1], *drawing, entries[-1]], {**addresses, **load_kernels(DRAWING_KERNELS)})
-            self._drawing_tape: Tape | None = None
+            self._drawing = LateTape(store, DRAWING_KERNELS, addresses, lambda: [*entries[:-1], *drawing, entries[-1]])
             ending = emitter.screening
             self._screening: Screening | None = None  # greedy tokens take all logits
             if ending is not None and self._weights.has_bounds(ending.weight) and not options.profile:  # what is timed is the tape with all logits
                 found = self._entries(emitter.screening_drafts(), self._weights, caches, arena)
-                tape = Tape.build([*entries[: emitter.hidden_end], *found], addresses)
-                self._screening = Screening(tape, arena.bytes[ending.best.offset : ending.best.offset + ending.best.size], ending.row_tiles)
+                late = LateTape(store, SCREENING_KERNELS, addresses, lambda: [*entries[: emitter.hidden_end], *found])
+                self._screening = Screening(late, arena.bytes[ending.best.offset : ending.best.offset + ending.best.size], ending.row_tiles)
             self._reads = [(draft.matrices, draft.cache_stores) for draft in emitter.drafts]
         except BaseException:
             self.close()
@@ -336,19 +332,23 @@ class NumbaBackend:
         assert self._pool is not None
         tables = [sequence.pages for sequence in step.sequences]
         self._record.fill(step.token_ids, step.rope_positions, step.slots, step.sequence, rows, tables)
-        screening = None
+        late = screened = None
+        drawn = step.burst is not None and step.burst.draws is not None
         if step.burst is not None:
             refuse_impossible_burst(step, step.burst, self.capabilities)
-            draws, uniforms = _draws(step.burst.draws)
-            if draws is not None:
-                self._drawing_tape = tape = self._drawing_tape or self._make_drawing_tape()
+            passes, (draws, uniforms) = step.burst.passes, _draws(step.burst.draws)
+            if drawn:
+                late = self._drawing.get()
+                if late is None:  # the caller draws until kernels can
+                    passes, draws, uniforms = 1, None, None
             elif self._screening is not None and self._screening.wants(step.rows):
-                screening = self._screening
-                tape = screening.tape
-            self._record.make_burst(step.burst.passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms)
-        stopped = self._pool.run(tape, self._record)
-        if screening is not None:
-            screening.note(step.rows, self._record.passes_done)
+                late = screened = self._screening.tape.get()
+            self._record.make_burst(passes, step.burst.end_ids, step.burst.interrupt, draws, uniforms)
+        stopped = self._pool.run(late or tape, self._record)
+        if screened is not None and self._screening is not None:
+            self._screening.note(step.rows, self._record.passes_done)
+        if drawn and late is None:
+            self._record.largest[:] = UNDECIDED
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")
         if stopped is not None:

@@ -12,10 +12,11 @@ from kernels_numba.ops import candidates, draw_weights, elementwise, sampling, s
 
 WEIGH_LOGITS, SAMPLE_TOKENS = KernelName("ops.draw_weights", "weigh_logits"), KernelName("ops.sampling", "sample_tokens")
 DRAWING_KERNELS = (WEIGH_LOGITS, SAMPLE_TOKENS)
-"""They compile for a second or two, so not before the first burst that draws."""
+"""These and those for bounds compile for seconds, so beside the first burst that could use them: see `late`."""
 
 BOUND_LOGITS, REFINE_BOUNDS = KernelName("ops.screen", "bound_logits", (UPPER_PLANE,)), KernelName("ops.screen", "refine_bounds", (PLANES,))
 CHOOSE_BEST = KernelName("ops.screen", "choose_best")
+SCREENING_KERNELS = (BOUND_LOGITS, REFINE_BOUNDS, CHOOSE_BEST)
 
 
 class DrawingEnd:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels_numba.executor.tape import Tape
+from edgeinfer.backends.numba.late import LateTape
 from kernels_numba.ops.screen import BEST_BYTES, BEST_EXACT, SCREENED_ROWS
 
 LARGEST_SHARE = 0.25
@@ -18,7 +18,7 @@ PAUSE = 32
 class Screening:
     """`tape` and counts of one model. `best` is the memory of that name that workers write to (uint8), `row_tiles` those of the output matrix."""
 
-    def __init__(self, tape: Tape, best: NDArray[np.uint8], row_tiles: int) -> None:
+    def __init__(self, tape: LateTape, best: NDArray[np.uint8], row_tiles: int) -> None:
         self.tape = tape
         self._computed = best.reshape(-1, BEST_BYTES)[:, BEST_EXACT : BEST_EXACT + 8]
         self._row_tiles = row_tiles

@@ -18,7 +18,7 @@ class EdgeInferRunner:
         backend = backend_of(start.engine)
         assert backend is not None
         self._engine = Engine.load(
-            start.model, backend=backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens, **start.settings
+            start.model, backend=backend, threads=start.threads, context=start.context, cache_tokens=start.cache_tokens, prewarm=True, **start.settings
         )
 
     def describe(self) -> dict[str, Any]:
