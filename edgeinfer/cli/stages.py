@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class StageReporter:
-    """A context manager; `stage(label, total)` begins a stage and returns what is called with the amount done since the last call."""
+    """A context manager. `say` is for what should be known at once; `stage(label, total)` begins a stage and returns what is called with the amount done since
+    the last call."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -31,6 +32,13 @@ class StageReporter:
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bars."""
+        if self._bars is None:
+            note(text)
+        else:
+            self._bars.console.print(text, markup=False, highlight=False)
 
     def stage(self, label: str, total: int) -> Callable[[int], None]:
         """`total` is in the stage's own unit: texts, tokens, prompts."""

@@ -56,7 +56,7 @@ def verify(
     wanted = VerifyOptions(tokens, greedy_tokens, backend, threads, cache_type, instruction_set, not without_oracle, provider, min_share)
     path = resolve_model(model)
     with StageReporter() as reporter:
-        found = verify_model(path, wanted, reporter.stage)
+        found = verify_model(path, wanted, reporter.stage, reporter.say)
     print_report(found, report_console(stderr=as_json))
     if as_json:
         print_json(found.to_json())

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,6 +277,9 @@ class Engine:
         """Gives back memory and threads. Waits for the running step; requests in flight end with EngineClosedError. May be called again."""
         self._loop.close()
         self._finalizer.detach()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine cannot be pickled or copied: it holds threads and mapped memory; load one in each process")
 
     def __enter__(self) -> Engine:
         return self

@@ -94,7 +94,7 @@ def checked_option(name: str, value: object, low: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be a whole number of at least {low}, or None")
+        raise InvalidRequestError(f"{name} is {value!r}; it must be a whole number of at least {low}")
     return value
 
 

@@ -58,10 +58,13 @@ class VerifyOptions:
             raise InvalidRequestError(f"greedy tokens is {self.greedy_tokens}; it must be a whole number of at least 1")
 
 
-def verify_model(model: Path, options: VerifyOptions, stage: Stage = lambda label, total: lambda done: None) -> VerifyReport:
+def verify_model(
+    model: Path, options: VerifyOptions, stage: Stage = lambda label, total: lambda done: None, say: Callable[[str], None] = lambda text: None
+) -> VerifyReport:
     """Compares our engine with llama.cpp and the reference on one GGUF file.
 
-    Without llama-cpp-python (or without `with_oracle`) the report holds what can be had, and a note says what is missing. Raises what loading raises.
+    Without llama-cpp-python (or without `with_oracle`) the report holds what can be had, and a note says what is missing; `say` is called with it before the
+    minutes that the rest takes. Raises what loading raises.
     """
     clock = Clock()
     notes: list[str] = []
@@ -70,6 +73,8 @@ def verify_model(model: Path, options: VerifyOptions, stage: Stage = lambda labe
             stage("loading", 1)
             ours = stack.enter_context(_load_ours(model, options))
             oracle = _load_oracle(model, options, notes)
+            for missing in notes:
+                say(missing)
             if oracle is not None:
                 stack.enter_context(oracle)
             reference = stack.enter_context(closing(ReferenceSource(model)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -274,3 +276,11 @@ print(sorted(heavy), edgeinfer.__version__ != "")
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[] True"
+
+
+def test_an_engine_is_neither_pickled_nor_copied_and_says_why() -> None:
+    with fake_engine() as engine:
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="load one in each process"):
+                attempt(engine)
+        assert not engine.closed

@@ -66,9 +66,16 @@ def test_a_missing_oracle_is_noted_and_not_fatal(tiny: Path, monkeypatch: pytest
         raise BackendUnavailableError("no llama-cpp-python here")
 
     monkeypatch.setattr(llamacpp, "load_library", missing)
-    report = verify_model(tiny, VerifyOptions(tokens=30, threads=1))
+    happened: list[str] = []
+
+    def stage(label: str, total: int) -> Callable[[int], None]:
+        happened.append(label)
+        return lambda done: None
+
+    report = verify_model(tiny, VerifyOptions(tokens=30, threads=1), stage, happened.append)
     assert report.token_ids is None
-    assert any("no llama-cpp-python here" in note for note in report.notes)
+    [said] = [text for text in happened if "no llama-cpp-python here" in text]
+    assert said in report.notes and happened.index(said) < happened.index("teacher forcing")  # before what takes long
     assert report.to_json()["kl_reference_ours"] >= 0
 
 

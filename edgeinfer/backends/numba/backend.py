@@ -28,6 +28,7 @@ from edgeinfer.core.cache_types import DEFAULT_CACHE_TYPES
 from edgeinfer.core.errors import BackendUnavailableError, EngineClosedError, InvalidRequestError, NonFiniteError, UnknownChoiceError
 from edgeinfer.core.home import kernel_cache_path, kernel_pack_paths
 from edgeinfer.core.memory_plan import MemoryPlan
+from edgeinfer.core.printable import printable_path
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, UNDECIDED, Draws, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program, build_program, fuse
@@ -173,10 +174,10 @@ def _rows_in(arena: Region, slot: Slot, width: int) -> NDArray[np.float32]:
     return arena.bytes[slot.offset : slot.offset + size].view(np.float32).reshape(MAXIMUM_OUTPUT_ROWS, row_stride(width) // 4)[:, :width]
 
 
-def _not_finite() -> NonFiniteError:
+def _not_finite(file: GGUFFile) -> NonFiniteError:
     return NonFiniteError(
-        "the model produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is damaged. "
-        "Try cache_type='f32', or compare the file with its checksum"
+        f"{printable_path(file.path)} produced a value that is not finite (infinity or NaN): its activations do not fit the cache type, or the file is "
+        "damaged. Try cache_type='f32', or compare the file with its checksum"
     )
 
 
@@ -322,7 +323,7 @@ class NumbaBackend:
         self._run(step, rows, self._tape if count else self._hidden_tape)
         hidden = self._hidden[: len(rows)][wants_hidden]
         if not np.isfinite(hidden).all():
-            raise _not_finite()
+            raise _not_finite(self._file)
         wants_logits = ~wants_hidden[:count]
         largest = self._record.largest[:, wants_logits] if count else None
         return StepOutputs(self._logits[:count][wants_logits], rows[~wants_hidden], largest, hidden, rows[wants_hidden])
@@ -352,7 +353,7 @@ class NumbaBackend:
         if stopped is not None and not stopped.status:
             raise EngineClosedError("the step was cancelled")
         if stopped is not None:
-            raise _not_finite()
+            raise _not_finite(self._file)
 
     def take_profile(self) -> tuple[OperationTime, ...]:
         """See `ProfilingBackend`; the times are worker 0's. Raises InvalidRequestError if the backend was not loaded with `profile`."""

@@ -22,6 +22,7 @@ from edgeinfer.backends.onnx.plan import TOKENS_PER_PAGE, LoadPlan, pages
 from edgeinfer.backends.onnx.runs import Run, runs_of, single_rows
 from edgeinfer.backends.onnx.session import MadeSession
 from edgeinfer.core.errors import EngineClosedError, NonFiniteError, StepAbortedError
+from edgeinfer.core.printable import printable_path
 from edgeinfer.core.steps import MAXIMUM_OUTPUT_ROWS, OutputKind, Step, StepOutputs
 from edgeinfer.gguf.reader import GGUFFile
 from edgeinfer.model import Program
@@ -117,7 +118,7 @@ class SessionBackend(ABC):
             self._run(step, run, np.arange(run.count), logits, None)
             for slot, row in zip(range(run.first, run.first + run.count), run.rows):
                 self._cache.filled(slot, int(step.slots[row]) + 1)
-            _require_finite(logits)
+            self._require_finite(logits)
             return StepOutputs(logits if run.count == 1 else logits[np.argsort(run.rows)], np.arange(run.count, dtype=np.int32))
         wanted = np.flatnonzero(step.outputs)
         wants_hidden = step.outputs[wanted] == int(OutputKind.HIDDEN)
@@ -141,9 +142,9 @@ class SessionBackend(ABC):
             logits = logits[np.argsort(made)]
         if hidden is not None:
             hidden, logits = hidden[np.argsort(made)][wants_hidden], logits[~wants_hidden]
-        _require_finite(logits)
+        self._require_finite(logits)
         if hidden is not None:
-            _require_finite(hidden)
+            self._require_finite(hidden)
         made_rows: NDArray[np.int32] = wanted.astype(np.int32)
         if hidden is None:
             return StepOutputs(logits, made_rows)
@@ -170,17 +171,17 @@ class SessionBackend(ABC):
         self._cache.close()
         self._file.close()
 
+    def _require_finite(self, values: NDArray[np.float32]) -> None:
+        """Of one infinity or NaN among them, the smallest or the largest is one too."""
+        if values.size and not math.isfinite(float(values.max()) - float(values.min())):
+            raise NonFiniteError(
+                f"{printable_path(self._file.path)} produced a value that is not finite (infinity or NaN): the file is damaged, or its weights overflow; "
+                "compare it with its checksum"
+            )
+
     def _embedded(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32[tokens, width]: rows of the file's table."""
         return format_by_name(self._table.format_name).decode_rows(self._file.tensor_blocks(self._table.name)[token_ids])
-
-
-def _require_finite(values: NDArray[np.float32]) -> None:
-    """Of one infinity or NaN among them, the smallest or the largest is one too."""
-    if values.size and not math.isfinite(float(values.max()) - float(values.min())):
-        raise NonFiniteError(
-            "the model produced a value that is not finite (infinity or NaN): the file is damaged, or its weights overflow; compare the file with its checksum"
-        )
 
 
 def cache_length(options: BackendOptions) -> int:
