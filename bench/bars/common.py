@@ -82,8 +82,9 @@ def model_file(name: str) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This environment, with the checkout on the import path when edgeinfer comes from there."""
-    found = dict(os.environ)
+    """This environment, with the checkout on the import path when edgeinfer comes from there. Byte code is kept, as pip does for what it installs: else a
+    checkout's modules, and no peer's, would be compiled from source by every process."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     found["PYTHONPATH"] = os.pathsep.join(part for part in (str(ROOT), found.get("PYTHONPATH", "")) if part)
     found.update(more)
     return found
