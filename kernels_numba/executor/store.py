@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ _MAGIC = b"edgeinfer-kernel-2\n"
 _HASH_BYTES = 32
 _STALE_AFTER = 30 * 86400.0
 """Seconds after which an object of other sources is removed when its kernel is made again. Checkouts of several versions may share a folder."""
+
+_stores: weakref.WeakSet[KernelStore] = weakref.WeakSet()
 
 Compiling = Callable[[int], contextlib.AbstractContextManager[object]]
 
@@ -98,7 +101,8 @@ class KernelStore:
         self._addresses: dict[KernelName, int] = {}
         self._lock = threading.Lock()
         self._late: threading.Thread | None = None
-        self._late_error: BaseException | None = None  # what a compile beside the work ended with
+        self._late_failed = False
+        _stores.add(self)
 
     def load(self, kernels: Iterable[KernelName], compiling: Compiling = lambda count: contextlib.nullcontext()) -> dict[KernelName, int]:
         """The addresses of the kernels, compiling those that are missing, if any are: `with compiling(how many)` around it."""
@@ -112,19 +116,19 @@ class KernelStore:
     def load_or_begin(self, kernels: Iterable[KernelName], compiling: Compiling = lambda count: contextlib.nullcontext()) -> dict[KernelName, int] | None:
         """The addresses of kernels that are there. None while some are not: a thread that this starts compiles them, and the process does not end before it.
 
-        For who has something else to do until then. Raises what such a thread ended with.
+        For who can do without: where such a thread fails, it warns, and the answer stays None.
         """
         wanted = list(dict.fromkeys(kernels))
         if (self._late is not None and self._late.is_alive()) or not self._lock.acquire(blocking=False):
             return None  # these are being compiled, or others, and then they will be asked for again
         try:
-            if self._late_error is not None:
-                raise self._late_error
             missing = [kernel for kernel in wanted if kernel not in self._addresses]
             if all(self._find(kernel, self._places) is not None for kernel in missing):
                 if missing:
                     self._load(missing, compiling)
                 return {kernel: self._addresses[kernel] for kernel in wanted}
+            if self._late_failed:
+                return None
             self._late = threading.Thread(target=self._load_late, args=(wanted, compiling), name="edgeinfer-late-kernels", daemon=False)
             self._late.start()
             return None
@@ -134,8 +138,9 @@ class KernelStore:
     def _load_late(self, kernels: list[KernelName], compiling: Compiling) -> None:
         try:
             self.load(kernels, compiling)
-        except BaseException as error:  # for the next who asks
-            self._late_error = error
+        except Exception as error:  # too little memory, say; a defect shows where kernels are loaded before the work
+            self._late_failed = True
+            warnings.warn(f"{len(kernels)} kernels could not be compiled, and are done without: {error!r}", stacklevel=1)
 
     @property
     def loaded(self) -> list[KernelName]:
@@ -320,3 +325,13 @@ def _trusted_pack(pack: Path, level: str) -> bool:
             warnings.warn(f"the kernels in {folder} are not used: {obstacle}", stacklevel=3)
             return False
     return True
+
+
+def _after_fork() -> None:
+    """In a forked child: a lock may have been held by a thread that compiled, and no longer exists."""
+    for store in _stores:
+        store._lock = threading.Lock()
+        store._late = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

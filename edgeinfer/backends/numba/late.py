@@ -21,7 +21,7 @@ class LateTape:
         self._tape: Tape | None = None
 
     def get(self) -> Tape | None:
-        """The tape, or None while kernels of it are being compiled, which the first call begins. Raises the error that a compile ended with."""
+        """The tape, or None while kernels of it are being compiled, which the first call begins, and where they cannot be."""
         if self._tape is None:
             level = self._store.level.name
             found = self._store.load_or_begin(self._kernels, lambda count: going_on(f"compiling {count} more kernels for {level}"))
