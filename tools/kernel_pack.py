@@ -21,7 +21,7 @@ COMMON_LEVELS = ("x86_amx", "x86_avx512vnni", "x86_avx2", "arm_i8mm", "arm_dotpr
 def make_pack(models: list[Path], levels: list[str], folder: Path) -> int:
     """Writes the pack anew; the bytes that it takes."""
     shutil.rmtree(folder, ignore_errors=True)
-    needed = list(dict.fromkeys(kernel for model in models for kernel in kernels_of(model, ("f16", "f32"))))
+    needed = list(dict.fromkeys(kernel for model in models for kernel in kernels_of(model, (None, "f16", "f32"))))
     total = 0
     for level in levels_named(levels):
         made = make_kernels(needed, level, folder)

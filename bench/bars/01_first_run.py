@@ -63,8 +63,7 @@ def main() -> None:
         bar("warm: process start to first token, below 1.5 s", whole < 1.5, f"{whole:.3f} s, median of {[round(seconds, 3) for seconds, _ in rounds]}")
         bar("the answer names Paris", all("Paris" in text for _, text in rounds), repr(rounds[0][1][:40]))
         python = sys.executable if "--warm-only" in sys.argv else str(Path(command[0]).with_name("python"))
-        os.environ.update(variables)
-        parts = [last_json([python, "-c", LOADING, MODEL, PROMPT]) for _ in range(ROUNDS)]
+        parts = [last_json([python, "-c", LOADING, MODEL, PROMPT], variables=variables) for _ in range(ROUNDS)]
         medians = {part: statistics.median(found[part] for found in parts) for part in parts[0]}
         print("of it, in a Python of its own: " + ", ".join(f"{part} {seconds:.3f} s" for part, seconds in medians.items()))
         bar("warm: loading, below 0.3 s", medians["loading"] < 0.3, f"{medians['loading']:.3f} s")

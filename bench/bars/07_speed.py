@@ -22,7 +22,8 @@ def main() -> None:
                 print(f"{name} {engine}: " + ", ".join(f"{measurement} {speed:,.1f}/s" for measurement, speed in speeds.items()))
             for peer, ratios in run["ratios"].items():
                 print(f"{name} ours / {peer}: " + ", ".join(f"{measurement} {ratio:.2f} x" for measurement, ratio in ratios.items()))
-            bar(f"{name}: measured beside llama.cpp", "llamacpp" in run["ratios"], f"{found['rounds']} rounds, {run['threads']} threads")
+            compared = set(run["ratios"].get("llamacpp", {})) == set(run["engines"]["edgeinfer"]["measurements"])
+            bar(f"{name}: measured beside llama.cpp", compared, f"{found['rounds']} rounds, {run['threads']} threads")
     finish()
 
 

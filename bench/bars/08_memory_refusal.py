@@ -37,7 +37,7 @@ def refusal(name: str, command: list[str], prepare: Callable[[], None] | None = 
     message = next((line for line in printed.splitlines() if "edgeinfer: error" in line), "")
     figures = f"exit code {code} after {time.perf_counter() - began:.1f} s, peak {usage.ru_maxrss / 1e3:.0f} MB"
     bar(f"{name}: refused with numbers", code == REFUSED and len(re.findall(r"[\d,]+ MB", message)) >= 3, figures)
-    bar(f"{name}: refused before loading", usage.ru_maxrss * 1024 < model_file(MODEL).stat().st_size, figures)
+    bar(f"{name}: refused before loading", usage.ru_maxrss * 1024 < model_file(MODEL).stat().st_size / 2, figures)
 
 
 def limit_address_space() -> None:

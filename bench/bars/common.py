@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +54,8 @@ def _judge(name: str, value: float, required: float, holds: bool, side: str, uni
 
 def finish() -> NoReturn:
     """Says whether all bars held, or which did not and by how much, and ends the script with their exit code."""
+    if not _judged:
+        unable("with these options no bar is judged")
     print()
     if _missed:
         print(f"{len(_missed)} of {_judged} bars missed:")
@@ -90,9 +92,9 @@ def environment(**more: str) -> dict[str, str]:
     return found
 
 
-def last_json(command: Sequence[str], allowed: Sequence[int] = (0,)) -> dict[str, Any]:
+def last_json(command: Sequence[str], allowed: Sequence[int] = (0,), variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Runs a command whose last line of standard output is a JSON object; its standard error is shown. Ends the script when it fails."""
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment(), check=False)
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=variables or environment(), check=False)
     lines = run.stdout.strip().splitlines()
     if run.returncode not in allowed or not lines:
         print(run.stdout)

@@ -24,6 +24,7 @@ from edgeinfer.core.errors import (
     BackendUnavailableError,
     EdgeInferError,
     InvalidRequestError,
+    MemoryPlanError,
     UnknownChoiceError,
     UnsupportedModelError,
     UnsupportedOptionError,
@@ -135,7 +136,7 @@ def keep(file: GGUFFile, measurement: Measurement) -> None:
 def kept() -> Iterator[Measurement]:
     """Every measurement that holds for this machine and this version."""
     folder = measurements_path()
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    for path in sorted(folder.glob("*.json")) if os.path.isdir(folder) else []:
         yield from _read(path)
 
 
@@ -170,7 +171,8 @@ def candidates(file: GGUFFile, threads: int | None) -> tuple[list[str], str]:
 def load_auto(model: Path, options: BackendOptions, progress: Callable[[int, int], None] | None, file: GGUFFile) -> tuple[Backend, Choice]:
     """Loads the fastest backend that runs, and says which and why; a faster one that does not run here, or not with these options, is named with its reason.
 
-    `file` is the opened model, taken over as by `load_backend`. Raises BackendUnavailableError when no backend runs, with every reason.
+    `file` is the opened model, taken over as by `load_backend`. Raises BackendUnavailableError when no backend runs, with every reason, or
+    MemoryPlanError, where memory is among these.
     """
     refuse_provider(AUTO, options)
     order, reason = candidates(file, options.threads)
@@ -179,11 +181,12 @@ def load_auto(model: Path, options: BackendOptions, progress: Callable[[int, int
     for backend in order:
         try:
             loaded = load_backend(backend, model, options, progress, handed_over)
-        except (BackendUnavailableError, UnknownChoiceError, UnsupportedModelError, UnsupportedOptionError) as error:
+        except (BackendUnavailableError, MemoryPlanError, UnsupportedModelError, UnsupportedOptionError) as error:
             failures[backend] = error
             handed_over = None
             continue
         passed = "".join(f"; not {name}: {error}" for name, error in failures.items())
         return loaded, Choice(backend, reason + passed)
     told = "; ".join(f"{name}: {error}" for name, error in failures.items())
-    raise BackendUnavailableError(f"none of the backends can run {model.name}: {told}") from next(iter(failures.values()))
+    kind = MemoryPlanError if any(isinstance(error, MemoryPlanError) for error in failures.values()) else BackendUnavailableError
+    raise kind(f"none of the backends can run {model.name}: {told}") from next(iter(failures.values()))

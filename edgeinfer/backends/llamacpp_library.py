@@ -133,9 +133,9 @@ def _cannot_import(reason: str) -> BackendUnavailableError:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    import llama_cpp  # installed under whichever name
 
-    return version("llama-cpp-python")
+    return str(llama_cpp.__version__)
 
 
 def _text(value: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,4 +46,4 @@ def peer_python(name: str) -> Path:
 def peer_interpreters(given: Mapping[str, str]) -> dict[str, str]:
     """The Python of each peer: as given, or of its environment in EDGEINFER_PEERS (made by `make bench-peers`). Others are looked for in this one."""
     found = {peer: peer_python(peer) for peer in PEERS}
-    return {peer: str(path) for peer, path in found.items() if path.exists()} | dict(given)
+    return {peer: str(path) for peer, path in found.items() if os.path.exists(path)} | dict(given)

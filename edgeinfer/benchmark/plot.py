@@ -285,6 +285,8 @@ def main() -> None:
         plot_record(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
     except EdgeInferError as error:
         raise SystemExit(str(error)) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{sys.argv[1]} is no record of `edgeinfer bench --write` that can be read ({type(error).__name__}: {error})") from error
 
 
 if __name__ == "__main__":

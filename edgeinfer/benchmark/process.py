@@ -16,7 +16,7 @@ from edgeinfer.benchmark.memory import PrivateMemory
 from edgeinfer.benchmark.peers.runner import Start
 from edgeinfer.benchmark.results import backend_of
 from edgeinfer.benchmark.roofline import ROOFLINE
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, UnknownChoiceError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, MemoryPlanError, UnknownChoiceError
 
 
 class Child:
@@ -49,7 +49,7 @@ class Child:
         try:
             with self.memory:
                 self.description = self._read()
-        except UnknownChoiceError:  # what was asked for is wrong, not the machine
+        except (UnknownChoiceError, MemoryPlanError):  # what was asked for is wrong, or too large: not a backend that is broken
             self.close()
             raise
         except EdgeInferError as error:
@@ -63,8 +63,8 @@ class Child:
             raise EdgeInferError(f"{self._engine}: its process ended with code {self._process.wait()} and without an answer{self._last_words()}")
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
-            kind = UnknownChoiceError if found.get("exit_code") == UnknownChoiceError.exit_code else EdgeInferError
-            raise kind(f"{self._engine}: {found['error']}")
+            kinds: dict[Any, type[EdgeInferError]] = {kind.exit_code: kind for kind in (UnknownChoiceError, MemoryPlanError)}
+            raise kinds.get(found.get("exit_code"), EdgeInferError)(f"{self._engine}: {found['error']}")
         return found
 
     def ask(self, command: str, **values: Any) -> dict[str, Any]:

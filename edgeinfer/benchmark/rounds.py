@@ -18,7 +18,6 @@ from edgeinfer.benchmark.peers.runner import Start
 from edgeinfer.benchmark.process import Child
 from edgeinfer.benchmark.results import (
     DECODE,
-    OURS,
     PREFILL,
     BenchmarkResult,
     EngineResult,
@@ -33,7 +32,7 @@ from edgeinfer.benchmark.results import (
 from edgeinfer.benchmark.roofline import ROOFLINE, roofline_between
 from edgeinfer.benchmark.search import Team
 from edgeinfer.benchmark.settings import AXES, Settings
-from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError
+from edgeinfer.core.errors import BackendUnavailableError, EdgeInferError, InvalidRequestError, MemoryPlanError, UnknownChoiceError
 from edgeinfer.gguf.reader import GGUFFile
 
 PEERS = tuple(AXES)
@@ -160,8 +159,8 @@ def _run(model: Path, options: BenchmarkOptions, threads: int, work: Mapping[str
             progress(f"loading {engine}")
             try:
                 teams[engine] = Team(engine, _opener(engine, model, options, threads))
-            except BackendUnavailableError as error:
-                if engine == ours[0]:
+            except (BackendUnavailableError, MemoryPlanError) as error:
+                if engine == ours[0] or isinstance(error, UnknownChoiceError):
                     raise
                 missing[engine] = str(error).removeprefix(f"{engine}: ")
         vocabulary = min(team.description["vocabulary"] for team in teams.values() if team.description["vocabulary"])
@@ -224,19 +223,25 @@ def _measure(
         for engine in order:
             progress(f"{engine}: {'warm-up' if turn == 0 else f'round {turn} of {options.rounds}'}")
             for measurement in options.measurements.values():
-                _measure_one(teams[engine], engines[engine], limits if turn > 0 else None, measurement, vocabulary, turn, samples)
-                if turn == 0 and measurement.sequences == 1 and measurement.name not in engines[engine].skipped:
+                found, must = engines[engine], engine == engine_on(options.backends[0])
+                _measure_one(teams[engine], found, must, limits if turn > 0 else None, measurement, vocabulary, turn, samples)
+                if turn == 0 and measurement.sequences == 1 and measurement.name not in found.skipped:
                     # stated for a single sequence; of a peer that runs in several processes, for the one that ran the last such measurement
-                    engines[engine].memory = answering_memory(teams[engine].child(measurement), vocabulary)
+                    try:
+                        found.memory = answering_memory(teams[engine].child(measurement), vocabulary)
+                    except EdgeInferError as error:  # it reads a prompt, but cannot answer
+                        if must:
+                            raise
+                        found.skipped[measurement.name] = str(error)
     return samples
 
 
 def _measure_one(
-    team: Team, found: EngineResult, limits: Child | None, measurement: Measurement, vocabulary: int, turn: int, samples: list[RooflineSample]
+    team: Team, found: EngineResult, must: bool, limits: Child | None, measurement: Measurement, vocabulary: int, turn: int, samples: list[RooflineSample]
 ) -> None:
     """One measurement of one engine, between two samples of the limit that it is compared with, because neighbours change what the machine can do.
 
-    What a peer cannot do at all shows in the first round, and is left out.
+    What an engine cannot do at all shows in the first round, and is left out, unless it `must`.
     """
     if measurement.name in found.skipped:
         return
@@ -246,7 +251,7 @@ def _measure_one(
         try:
             seconds = float(_ask(team.child(measurement), measurement, vocabulary, turn)["seconds"])
         except EdgeInferError as error:
-            if turn > 0 or found.engine == OURS:
+            if turn > 0 or must:
                 raise
             if not team.fall_back(measurement):
                 found.skipped[measurement.name] = str(error)

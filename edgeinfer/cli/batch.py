@@ -6,6 +6,7 @@ that cannot be answered gives a line with "error"; the others are answered all t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -60,7 +61,7 @@ def batch(
     from edgeinfer.core.errors import InvalidRequestError
     from edgeinfer.core.outputs import require_writable_file
 
-    if target != "-" and source != "-" and Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
+    if target != "-" and source != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(target, source):
         raise InvalidRequestError(f"{target} is the file of requests; name another file for the answers")
     if target != "-":
         require_writable_file(Path(target), "OUT.jsonl")
@@ -142,10 +143,10 @@ def read_request(number: int, line: str, defaults: dict[str, Any]) -> Request:
             known = ", ".join(["id", "prompt", "messages", *sorted(names)])
             raise InvalidRequestError(f"line {number} has the unknown field {unknown[0]!r}; known are {known}")
         return Request(number, identifier, prompt, messages, SamplingParams(**{**defaults, **value}))
-    except (json.JSONDecodeError, RecursionError) as error:
-        return Request(number, error=InvalidRequestError(f"line {number} is not JSON: {error}"))
     except (InvalidRequestError, TypeError) as error:
         return Request(number, identifier, error=error)
+    except (ValueError, RecursionError) as error:  # also of a whole number with more digits than Python takes
+        return Request(number, error=InvalidRequestError(f"line {number} is not JSON: {error}"))
 
 
 def checked_identifier(number: int, identifier: Any) -> Any:

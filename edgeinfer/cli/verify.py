@@ -46,8 +46,8 @@ def verify(
         from edgeinfer.backends.choice import parse_backends
         from edgeinfer.verify.backends import BackendsOptions
 
-        if instruction_set is not None or without_oracle:
-            raise InvalidRequestError("--instruction-set and --without-oracle are for verify without --backends; leave them out")
+        if backend != "numba" or instruction_set is not None or without_oracle:
+            raise InvalidRequestError("--backend, --instruction-set and --without-oracle are for verify without --backends; leave them out")
         compared = BackendsOptions(parse_backends(backends), tokens, greedy_tokens, threads, cache_type, provider, min_share)
         _verify_backends(model, compared, report, as_json)
         return

@@ -21,11 +21,8 @@ def import_problem(module: str) -> str | None:
     """
     if module in sys.modules:
         return None
-    try:
-        if importlib.util.find_spec(module) is None:
-            return "not installed"
-    except ImportError as error:  # of the package that the module is in
-        return f"{type(error).__name__}: {error}"
+    if importlib.util.find_spec(module.partition(".")[0]) is None:  # to find what is in a package would import the package
+        return "not installed"
     command, environment = _child(["-c", f"import {module}"])
     try:
         _run(command, environment)

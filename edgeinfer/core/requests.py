@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 
 from edgeinfer.core.errors import InvalidRequestError
@@ -52,7 +52,8 @@ class SamplingParams:
 
 
 def _number(name: str, value: object, low: float, high: float | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low or (high is not None and value > high):
+    largest = sys.float_info.max if high is None else high
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= largest:
         wanted = f"a number of at least {low:g}" if high is None else f"a number from {low:g} to {high:g}"
         raise InvalidRequestError(f"{name} is {value!r}; it must be {wanted}")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeinfer.backends.onnx.providers import check_provider
 from edgeinfer.core.errors import BackendUnavailableError, InvalidRequestError, UnknownChoiceError, UnsupportedModelError
 from edgeinfer.verify.corpus import DEFAULT_TOKENS, GREEDY_PROMPTS, teacher_forcing_chunks
 from edgeinfer.verify.greedy import SPREAD_LIMIT, GreedySource, error_spread, row_at
@@ -47,6 +48,7 @@ class BackendsOptions:
             raise InvalidRequestError("no backend was named; give at least one, such as numba")
         if self.provider is not None and "onnx" not in self.backends:
             raise InvalidRequestError(f"provider is {self.provider!r}, but the backend onnx, which alone has some, is not among the backends; name it as well")
+        check_provider(self.provider, self.minimum_share)
         if self.greedy_tokens < 1:
             raise InvalidRequestError(f"greedy tokens is {self.greedy_tokens}; it must be a whole number of at least 1")
 
@@ -241,7 +243,7 @@ def _load(model: Path, backend: str, options: BackendsOptions) -> Engine:
     provider, share = (options.provider, options.minimum_share) if backend == "onnx" else (None, None)
     return Engine.load(
         model, backend, context, options.threads, cache_type=options.cache_type, cache_tokens=context, maximum_sequences=1, provider=provider,
-        minimum_share=share, prewarm=True,
+        minimum_share=share, prewarm=True, prefix_reuse=False,
     )  # fmt: skip
 
 

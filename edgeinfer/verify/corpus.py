@@ -54,7 +54,10 @@ def teacher_forcing_chunks(encode: Callable[[str], Sequence[int]], leading: Sequ
         ids = tuple(encode(running_text(kind)))
         # Without BOS the first token of a piece is only fed; with BOS it is judged too. Pieces overlap by the token that is the last target.
         step = length - len(leading)
-        if step < 1 or len(ids) < step * pieces + 1:
+        if step < 1:
+            least = len(KINDS) * len(leading) + 1
+            raise InvalidRequestError(f"{tokens} tokens were asked for; with this model's leading tokens verify needs at least {least}")
+        if len(ids) < step * pieces + 1:
             most = len(KINDS) * pieces * max(0, (len(ids) - 1) // pieces + len(leading))
             raise InvalidRequestError(
                 f"{tokens} tokens were asked for, but the {kind} text of the corpus has {len(ids)} with this vocabulary; ask for at most {most}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.core.errors import StorageError
+from edgeinfer.core.printable import printable
 from edgeinfer.verify.backends import BackendsReport
 from edgeinfer.verify.report import REFERENCE
 
@@ -47,7 +48,7 @@ def page(report: BackendsReport) -> str:
     """The whole page."""
     found = report.agreement
     backends = list(report.backends)
-    model = html.escape(report.model)
+    model = html.escape(printable(report.model))
     cache = f"cache {html.escape(report.cache_type)}" if report.cache_type else "each backend's default cache"
     verdict = "no bar is missed" if report.holds else "<span class=bad>a bar is missed</span>"
     parts = [

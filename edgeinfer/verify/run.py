@@ -70,7 +70,7 @@ def verify_model(
     notes: list[str] = []
     with ExitStack() as stack:
         with clock.part("loading"):
-            stage("loading", 1)
+            loaded = stage("loading", 1)
             ours = stack.enter_context(_load_ours(model, options))
             oracle = _load_oracle(model, options, notes)
             for missing in notes:
@@ -78,6 +78,7 @@ def verify_model(
             if oracle is not None:
                 stack.enter_context(oracle)
             reference = stack.enter_context(closing(ReferenceSource(model)))
+            loaded(1)
         notes += [*([ours.backend_choice] if ours.backend_choice else []), *ours.warnings]
         token_ids = None
         if oracle is not None:
@@ -113,6 +114,7 @@ def _load_ours(model: Path, options: VerifyOptions, chunk: int | None = None) ->
     return Engine.load(
         model, options.backend, context, threads, chunk=chunk, cache_type=options.cache_type, instruction_set=options.instruction_set,
         provider=options.provider, minimum_share=options.minimum_share, prewarm=True,
+        prefix_reuse=False,
     )  # fmt: skip
 
 

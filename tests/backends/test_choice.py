@@ -12,7 +12,7 @@ import pytest
 from edgeinfer import Engine
 from edgeinfer.backends import choice
 from edgeinfer.backends.choice import Measurement, Speed, candidates, keep, kept, measurement_file, parse_backends
-from edgeinfer.core.errors import BackendUnavailableError, InvalidRequestError, UnknownChoiceError
+from edgeinfer.core.errors import BackendUnavailableError, InvalidRequestError, MemoryPlanError, UnknownChoiceError
 from edgeinfer.gguf.reader import GGUFFile
 from tests.support.tiny_models import tiny_gemma3, tiny_llama
 
@@ -126,6 +126,29 @@ def test_where_none_runs_every_reason_is_given(tiny: Path, monkeypatch: pytest.M
     _only(monkeypatch, ())
     with pytest.raises(BackendUnavailableError, match="numba: no numba here; onnx: no onnx here; llamacpp: no llamacpp here"):
         Engine.load(tiny, backend="auto", context=64, threads=1)
+
+
+def test_one_that_does_not_fit_into_memory_is_passed_over_and_named_where_none_runs(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(name: str, *arguments: Any) -> Any:
+        if name == "numba":
+            raise MemoryPlanError("too large here")
+        return original(name, *arguments)
+
+    _only(monkeypatch, ("llamacpp",))
+    original = choice.load_backend
+    monkeypatch.setattr(choice, "load_backend", loaded)
+    with Engine.load(tiny, backend="auto", context=64, threads=1) as engine:
+        assert (engine.backend_choice or "").endswith("; not numba: too large here; not onnx: no onnx here")
+    _only(monkeypatch, ())
+    original = choice.load_backend
+    monkeypatch.setattr(choice, "load_backend", loaded)
+    with pytest.raises(MemoryPlanError, match="numba: too large here; onnx: no onnx here; llamacpp: no llamacpp here"):
+        Engine.load(tiny, backend="auto", context=64, threads=1)
+
+
+def test_measurements_in_a_folder_that_may_not_be_entered_count_as_none(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "measurements_path", lambda: Path("/proc/self/" + 300 * "x"))  # the system refuses even to look
+    assert list(choice.kept()) == []
 
 
 def test_names_of_backends_are_read_and_refused() -> None:

@@ -44,6 +44,9 @@ def test_a_request_is_a_name_with_options() -> None:
     assert parse_provider("openvino:device=gpu, num_streams=2,cache_dir=C:\\a=b") == ProviderRequest(
         "openvino", device="gpu", options={"num_streams": "2", "cache_dir": "C:\\a=b"}
     )
+    for name in ("QNN", "QNNExecutionProvider", "qnn"):
+        assert parse_provider(f"{name}:backend_type=cpu") == ProviderRequest("qnn", options={"backend_type": "cpu"})
+    assert parse_provider("CPU").name == parse_provider("CPUExecutionProvider").name == "cpu" and parse_provider("Mine").name == "Mine"
     assert parse_provider("mine:library=/a/b.so,dialect=opset23") == ProviderRequest("mine", dialect="opset23", library="/a/b.so")
 
 

@@ -161,16 +161,18 @@ if {fault == "start"!r}:
     print("no such model", file=sys.stderr)
     sys.exit(3)
 print(json.dumps({{"version": "1", "details": "played", "load_seconds": 0.1, "vocabulary": 5000, "level": "played", "buffer_bytes": 64}}), flush=True)
+looks = 0
 for line in sys.stdin:
     request = json.loads(line)
     command = request["command"]
     if command == "memory":
+        looks += 1
         print(json.dumps({{"private_bytes": 1 << 40, "file_bytes": 4, "resident_peak_bytes": 9}}), flush=True)
     elif command == "read":
         print(json.dumps({{"read": {{"one": 1e6, "two": {speed}}}}}), flush=True)
     elif command == "int8":
         print(json.dumps({{"int8": {speed}, "int8_one_core": {speed} / 2}}), flush=True)
-    elif {fault == "middle"!r} and command == "decode":
+    elif command == "decode" and ({fault == "mute"!r} or {fault == "middle"!r} and looks == 2):
         print(json.dumps({{"error": "it broke"}}), flush=True)
     elif {fault == "together"!r} and command == "decode" and len(request["prompts"]) > 1:
         print(json.dumps({{"error": "one at a time"}}), flush=True)
@@ -312,6 +314,17 @@ def test_an_engine_that_fails_on_the_way_ends_the_run_with_its_words(tmp_path: P
     interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 1.0, fault="middle")}
     with pytest.raises(EdgeInferError, match="llamacpp: it broke"):
         run_benchmark(model, BenchmarkOptions(threads=(1,), rounds=1, interpreters=interpreters, roofline=False))
+
+
+def test_a_peer_that_reads_prompts_but_cannot_answer_is_left_out_with_its_words(tmp_path: Path, model: Path) -> None:
+    interpreters = {"edgeinfer": _player(tmp_path / "ours", 2000.0), "llamacpp": _player(tmp_path / "theirs", 1.0, fault="mute")}
+    options = BenchmarkOptions(threads=(1,), rounds=1, interpreters=interpreters, roofline=False)
+    [run] = run_benchmark(model, options).runs
+    assert set(run.engines["llamacpp"].skipped.values()) == {"llamacpp: it broke"} and not run.engines["edgeinfer"].skipped
+    assert list(run.engines["edgeinfer"].seconds) == list(run.engines["llamacpp"].skipped)
+    _player(tmp_path / "ours", 1.0, fault="mute")
+    with pytest.raises(EdgeInferError, match="edgeinfer: it broke"):
+        run_benchmark(model, options)
 
 
 @pytest.mark.llamacpp

@@ -43,6 +43,9 @@ def test_lines_override_the_options(command: Command, engine: Any, tmp_path: Pat
     [
         ("{", "line 2 is not JSON"),
         ("[" * 100_000, "line 2 is not JSON"),
+        ('{"prompt": "a", "seed": 1' + 5000 * "0" + "}", "line 2 is not JSON"),
+        ({"id": 1, "prompt": "a", "temperature": 10**400}, "it must be a number of at least 0"),
+        ('{"prompt": "a", "temperature": NaN}', "temperature is nan"),
         ("[1]", "line 2 is list, but must be a JSON object"),
         ({"id": 1}, "must have either 'prompt' or 'messages'"),
         ({"id": 1, "prompt": "a", "messages": []}, "must have either 'prompt' or 'messages'"),

@@ -34,6 +34,16 @@ def test_what_goes_wrong_is_told_and_happens_elsewhere(source: str, problem: str
     assert "library_of_others" not in sys.modules
 
 
+def test_a_module_in_a_package_is_looked_for_without_importing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package_of_others").mkdir()
+    (tmp_path / "package_of_others" / "__init__.py").write_text("raise RuntimeError('not here')")
+    (tmp_path / "package_of_others" / "backend.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert import_problem("package_of_others.backend") == "RuntimeError: not here"
+    assert import_problem("no_such_package.backend") == "not installed"
+    assert not any(name.startswith("package_of_others") for name in sys.modules)
+
+
 def test_what_is_not_there_or_imported_already_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
     assert import_problem("no_such_library") == "not installed"

@@ -62,7 +62,6 @@ OWNERS = {
     "typer": ("edgeinfer/cli/",),
     "rich": ("edgeinfer/cli/", "edgeinfer/core/tables", "edgeinfer/verify/display", "edgeinfer/verify/backends_display", "edgeinfer/benchmark/display"),
     "matplotlib": ("edgeinfer/benchmark/plot",),
-    "fastapi": ("edgeinfer/server/",),
     "numba": ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/executor/", "kernels_numba/layouts/"),
     "llvmlite": ("kernels_numba/simd/", "kernels_numba/ops/", "kernels_numba/executor/", "kernels_numba/layouts/"),
     "gguf": (),

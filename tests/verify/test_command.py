@@ -50,7 +50,11 @@ def test_verify_compares_backends_and_writes_the_page(tiny: Path, tmp_path: Path
 
 
 def test_options_of_verify_that_do_not_go_together_are_refused(tiny: Path, tmp_path: Path) -> None:
-    for options in (("--report", "page.html"), ("--backends", "numba", "--without-oracle"), ("--backends", "tpu"), ("--backends", ",")):
+    for options in (
+        ("--report", "page.html"), ("--backends", "numba", "--without-oracle"), ("--backends", "tpu"), ("--backends", ","),
+        ("--backends", "numba", "--backend", "onnx"), ("--backends", "numba,onnx", "--provider", "openvino:fast"),
+        ("--backends", "numba", "--min-share", "0.9"),
+    ):  # fmt: skip
         run = _edgeinfer("verify", str(tiny), *options)
         assert run.returncode == 2 and run.stderr.startswith("edgeinfer: error:"), run.stderr
 

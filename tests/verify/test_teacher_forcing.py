@@ -106,6 +106,9 @@ def test_more_tokens_than_the_corpus_has_are_refused_with_both_numbers() -> None
         teacher_forcing_chunks(_words, (), 100000)
     with pytest.raises(InvalidRequestError, match="at least 3"):
         teacher_forcing_chunks(_words, (), 2)
+    with pytest.raises(InvalidRequestError, match="3 tokens were asked for; with this model's leading tokens verify needs at least 4"):
+        teacher_forcing_chunks(_words, (1,), 3)
+    assert len(teacher_forcing_chunks(_words, (1,), 4)) == 3
 
 
 def test_the_most_that_the_refusal_names_is_accepted() -> None:

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS, Provider, ProviderRequest, default_options, unknown_provider
+from edgeinfer.backends.onnx.providers import CPU_PROVIDER, PROVIDERS, RUNTIME_SUFFIX, Provider, ProviderRequest, default_options, unknown_provider
 from edgeinfer.core.errors import ProviderError
 from edgeinfer.core.printable import printable
 
-_SUFFIX = "ExecutionProvider"
 BUILT_IN = "built in"
 _ACCELERATORS = ("npu", "gpu")
 OTHER_DIALECT = "opset21"  # for a provider that is not in the table: any takes standard operators
@@ -188,9 +187,9 @@ def meant_for(found: Found) -> str:
 
 def _runtime_name(library: Any, name: str) -> str:
     """ONNX Runtime's name of a provider that is not in the table."""
-    wanted = name.lower().removesuffix(_SUFFIX.lower())
+    wanted = name.lower().removesuffix(RUNTIME_SUFFIX)
     for known in dict.fromkeys((*library.get_available_providers(), *library.get_all_providers(), *_registered)):
-        if known.lower().removesuffix(_SUFFIX.lower()) == wanted:
+        if known.lower().removesuffix(RUNTIME_SUFFIX) == wanted:
             return str(known)
     raise unknown_provider(name)
 

@@ -105,6 +105,15 @@ _SIMULATOR = MappingProxyType({"soc_model": "60", "htp_arch": "75"})
 """Of QNN on x86-64: without a chip there is none to ask, and it refuses to start."""
 
 
+RUNTIME_SUFFIX = "executionprovider"
+_NAMES = {
+    spelt: entry.name
+    for entry in PROVIDERS.values()
+    for spelt in (entry.name, entry.runtime_name.lower(), entry.runtime_name.lower().removesuffix(RUNTIME_SUFFIX))
+}
+"""How users may write the names of the table: as it has them or as ONNX Runtime does, in lower case."""
+
+
 @dataclass(frozen=True)
 class ProviderRequest:
     """What a user asked for: a name, edgeinfer's own keys, and options of the provider."""
@@ -122,6 +131,7 @@ def parse_provider(text: str) -> ProviderRequest:
     form = "expected NAME or NAME:key=value,..., such as openvino:device=cpu,num_streams=1"
     if not name.strip() or name != name.strip() or (colon and not rest.strip()):
         raise InvalidRequestError(f"provider is {text!r}; {form}")
+    name = _NAMES.get(name.lower(), name)
     options: dict[str, str] = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = part.partition("=")
